@@ -1,0 +1,1 @@
+"""Engines: starting them, and talking to them over SGLang's HTTP protocol."""

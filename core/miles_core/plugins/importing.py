@@ -1,0 +1,120 @@
+"""Import what a record names, and say where it went wrong.
+
+Whatever an import raises becomes a PluginLoadError, SystemExit included; KeyboardInterrupt alone passes. The
+messages of these errors go on a sentence that the registry starts with the plugin's name.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from importlib import import_module
+from types import ModuleType
+from typing import NoReturn
+
+from importlib_metadata import EntryPoint
+
+from miles_core.errors import PluginLoadError
+from miles_core.plugins.kinds import KINDS
+from miles_core.plugins.records import PluginRecord
+from miles_core.plugins.wording import meant
+
+
+def import_target(record: PluginRecord) -> tuple[ModuleType, object]:
+    """The module and the object that `record` names (the same one if it names a module)."""
+    if not record.distribution:
+        return _import_dotted(record.target)
+    entry = EntryPoint(record.name, record.target, KINDS[record.kind].group)
+    module = _import(entry.module, record)
+    if module is None:
+        advice = f"is {record.distribution} installed whole? reinstall it, or tell its author"
+        raise PluginLoadError(f"cannot be imported: there is no module {entry.module!r}\n  {advice}")
+    return module, _attribute(module, entry.attr.split(".") if entry.attr else [])
+
+
+def _import_dotted(path: str) -> tuple[ModuleType, object]:
+    """Import the longest prefix of `path` that is a module; the rest are attributes."""
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        module = _import(".".join(parts[:length]), None)
+        if module is not None:
+            return module, _attribute(module, parts[length:])
+    raise PluginLoadError(
+        f"cannot be imported: there is no module {parts[0]!r}\n"
+        f"  is its directory on PYTHONPATH? the current one is {os.getcwd()}"
+    )
+
+
+def _import(name: str, record: PluginRecord | None) -> ModuleType | None:
+    """Import one module; None if it does not exist, as opposed to failing in what it imports itself."""
+    try:
+        return import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        _refuse(error, name, _missing(error, record))
+    except BaseException as error:
+        _refuse(error, name, _advice(error))
+
+
+def _refuse(error: BaseException, module: str, advice: str) -> NoReturn:
+    raise PluginLoadError(f"cannot be imported: {said(error, module)}\n  {advice}") from error
+
+
+def _missing(error: ModuleNotFoundError, record: PluginRecord | None) -> str:
+    if record is not None and record.extras:
+        return f"install what it needs: pip install '{record.distribution}[{','.join(record.extras)}]'"
+    return f"install what provides {error.name or 'it'}, or tell its author"
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return "a plugin must not exit when it is imported; tell its author"
+    return "mend it there, or tell its author"
+
+
+def said(error: BaseException, module: str = "") -> str:
+    """Type, text and place of an exception: `ValueError: no key (/x/acme.py, line 3)`.
+
+    The place is the innermost line of the package that `module` is in, else the innermost of all but ours.
+    """
+    text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
+    if isinstance(error, SyntaxError):  # its text has the place already
+        return text
+    places = [
+        (str(frame.f_globals.get("__name__", "")).partition(".")[0], frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    outside = [place for place in places if place[0] not in ("importlib", "miles_core")]
+    own = [place for place in outside if place[0] == module.partition(".")[0]] or outside
+    return f"{text} ({own[-1][1]}, line {own[-1][2]})" if own else text
+
+
+def _text(error: BaseException) -> str:
+    """One line of the exception's text; a plugin's own exception may fail even at that."""
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return ""
+
+
+def _attribute(module: ModuleType, names: list[str]) -> object:
+    value: object = module
+    path = module.__name__
+    for name in names:
+        try:
+            value = getattr(value, name)
+        except KeyboardInterrupt:
+            raise
+        except AttributeError as error:
+            close = meant(name, (known for known in dir(value) if not known.startswith("_")))
+            advice = f"did you mean {close}?" if close else f"look into {module.__file__ or path}"
+            raise PluginLoadError(
+                f"cannot be loaded: {path} has no attribute {name!r}\n  {advice}"
+            ) from error
+        except BaseException as error:
+            _refuse(error, module.__name__, _advice(error))
+        path = f"{path}.{name}"
+    return value

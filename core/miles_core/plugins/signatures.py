@@ -1,0 +1,153 @@
+"""Check a hook function against its spec, and adapt what may differ.
+
+A hook function may take fewer arguments than the spec gives, or `**kwargs`; it gets by name what it takes.
+Matchers may name their two arguments as they like, and generate functions have two forms.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter
+from typing import Any, Literal
+
+from miles_core import hookspecs
+from miles_core.errors import PluginLoadError
+from miles_core.plugins.wording import listed, meant
+
+AnyCallable = Callable[..., Any]
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def adapted(hook: str, function: AnyCallable) -> AnyCallable:
+    """A callable that takes the spec's arguments and gives `function` those it accepts.
+
+    Where nothing differs it is `function` itself; a generate function stays in its form (see
+    `generate_form`). Raises PluginLoadError for a wrong argument, and for async where sync is due or the
+    other way round.
+    """
+    _check_colour(hook, function)
+    parameters = _parameters(hook, function)
+    if hook == "generate":
+        generate_form(function)
+        return function
+    given = tuple(_parameters(hook, getattr(hookspecs, hook)))
+    names = [p.name for p in parameters.values() if p.kind in _POSITIONAL]
+    if tuple(parameters) == given and all(
+        p.kind is Parameter.POSITIONAL_OR_KEYWORD for p in parameters.values()
+    ):
+        return function
+    if hook == "message_matches" and _takes_pair(names, parameters, given):
+        return _by_position(function)
+    _check_arguments(hook, parameters, given)
+    return _by_name(function, parameters, given)
+
+
+def generate_form(function: AnyCallable) -> Literal["input", "args"]:
+    """Which form a generate function has: `"input"`, or the older one that begins with `"args"`.
+
+    The older one is `(args, sample, sampling_params[, evaluation])`; what counts is how many arguments must
+    be given. Raises PluginLoadError for neither.
+    """
+    parameters = _parameters("generate", function)
+    required = [p for p in parameters.values() if p.default is Parameter.empty and _is_named(p)]
+    if all(p.kind in _POSITIONAL for p in required):
+        if len(required) == 1:
+            return "input"
+        if len(required) in (3, 4):
+            return "args"
+    raise PluginLoadError(
+        f"has generate({', '.join(parameters)}), which is neither form of a generate function\n"
+        "  write generate(input), or generate(args, sample, sampling_params[, evaluation])"
+    )
+
+
+def is_async(function: AnyCallable) -> bool:
+    """Whether calling `function` gives a coroutine, as far as its definition tells."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    return inspect.iscoroutinefunction(function)
+
+
+def _check_colour(hook: str, function: AnyCallable) -> None:
+    due = inspect.iscoroutinefunction(getattr(hookspecs, hook))
+    if due is is_async(function):
+        return
+    if due:
+        raise PluginLoadError(f"has a {hook} that is not async\n  write `async def {hook}`")
+    raise PluginLoadError(f"has an async {hook}, which is called without await\n  write a plain `def {hook}`")
+
+
+def _parameters(hook: str, function: AnyCallable) -> dict[str, Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError) as error:
+        raise PluginLoadError(
+            f"has a {hook} whose arguments cannot be read ({error})\n  wrap it in a Python function"
+        ) from error
+
+
+def _is_named(parameter: Parameter) -> bool:
+    return parameter.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def _takes_pair(names: Sequence[str], parameters: dict[str, Parameter], given: tuple[str, ...]) -> bool:
+    """Whether two messages can be passed by position, no name of the spec standing in the other's place."""
+    optional = [p for p in parameters.values() if p.name not in names[:2] and _is_named(p)]
+    if any(p.default is Parameter.empty for p in optional):
+        return False
+    if len(names) < 2:
+        return not names and any(p.kind is Parameter.VAR_POSITIONAL for p in parameters.values())
+    return all(name not in given or given[index] == name for index, name in enumerate(names[:2]))
+
+
+def _by_position(function: AnyCallable) -> AnyCallable:
+    @functools.wraps(function)
+    def message_matches(stored: object, replayed: object) -> Any:
+        return function(stored, replayed)
+
+    return message_matches
+
+
+def _check_arguments(hook: str, parameters: dict[str, Parameter], given: tuple[str, ...]) -> None:
+    for parameter in parameters.values():
+        if not _is_named(parameter) or parameter.name in given or parameter.default is not Parameter.empty:
+            continue
+        close = meant(parameter.name, given)
+        advice = f"did you mean {close}?" if close else "give it a default, or leave it out"
+        raise PluginLoadError(
+            f"has a {hook} with an argument {parameter.name!r} that the hook does not give"
+            f" (it gives {listed(given)})\n  {advice}"
+        )
+
+
+def _by_name(function: AnyCallable, parameters: dict[str, Parameter], given: tuple[str, ...]) -> AnyCallable:
+    """Binds the spec's arguments, and passes on those that `function` accepts."""
+    kinds = {p.kind for p in parameters.values()}
+    by_position = [
+        p.name for p in parameters.values() if p.kind is Parameter.POSITIONAL_ONLY and p.name in given
+    ]
+    named = [p.name for p in parameters.values() if _is_named(p) and p.name in given]
+    if Parameter.VAR_KEYWORD in kinds:
+        named = list(given)
+    elif Parameter.VAR_POSITIONAL in kinds and not named:
+        by_position = named = list(given)
+
+    def bound(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+        values = {**dict(zip(given, args, strict=False)), **kwargs}
+        positional = [values[name] for name in by_position]
+        return function(*positional, **{name: values[name] for name in named if name not in by_position})
+
+    @functools.wraps(function)
+    def call(*args: object, **kwargs: object) -> Any:
+        return bound(args, kwargs)
+
+    @functools.wraps(function)
+    async def call_async(*args: object, **kwargs: object) -> Any:
+        return await bound(args, kwargs)
+
+    return call_async if is_async(function) else call

@@ -1,0 +1,240 @@
+"""The folder of one run: durable appends, and what an interrupted run left to continue from.
+
+`samples.jsonl` has one line per finished sample, `failures.jsonl` one per failed attempt, `run.json` the
+settings that make samples comparable, `summary.json` the totals. A line is on disk when `append` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from miles_core.errors import ConfigError
+
+SCHEMA = 1
+RUN, SAMPLES, FAILURES, SUMMARY = "run.json", "samples.jsonl", "failures.jsonl", "summary.json"
+
+Record = dict[str, Any]
+"""One line of `samples.jsonl`, decoded."""
+
+
+class RunDirectory:
+    """An open output folder; only one process may have it open.
+
+    `settings` are compared with those of the run that is continued; `facts` are noted beside them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        facts: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.path = path
+        self._pending: list[bytes] = []
+        self._lock = asyncio.Lock()
+        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="samples")
+        self._samples = _open_locked(path)
+        try:
+            if overwrite:
+                self._samples.truncate(0)
+                for name in (RUN, FAILURES, SUMMARY):
+                    (path / name).unlink(missing_ok=True)
+            _check_settings(path, settings, empty=self._samples.seek(0, os.SEEK_END) == 0)
+            write_json(path / RUN, {"schema": SCHEMA, "settings": dict(settings), **(facts or {})})
+            self.torn = cut_torn_tail(self._samples)
+        except BaseException:
+            self.close()
+            raise
+
+    def records(self) -> Iterator[Record]:
+        """The finished samples found on disk, one at a time."""
+        return read_records(self.path)
+
+    async def append(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Add the samples of one rollout; returns when they are on disk, together with what others added."""
+        await self.append_lines(b"".join(encode_line(record) for record in records))
+
+    async def append_lines(self, lines: bytes) -> None:
+        """Like `append`, for lines that `encode_line` made."""
+        self._pending.append(lines)
+        async with self._lock:
+            batch = b"".join(self._pending)
+            self._pending.clear()
+            if batch:
+                await asyncio.get_running_loop().run_in_executor(self._disk, self._write, batch)
+
+    def note_failure(self, failure: Mapping[str, Any]) -> None:
+        """Add a line about a rollout that failed; a resumed run tries it again."""
+        with (self.path / FAILURES).open("ab") as file:
+            file.write(json.dumps(failure).encode() + b"\n")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace `summary.json`."""
+        write_json(self.path / SUMMARY, summary)
+
+    def close(self) -> None:
+        """Wait for writes under way, and let go of the folder; may be called twice."""
+        self._disk.shutdown(wait=True)
+        if not self._samples.closed:
+            if self._pending:
+                self._write(b"".join(self._pending))
+                self._pending.clear()
+            self._samples.close()
+
+    def _write(self, data: bytes) -> None:
+        self._samples.write(data)
+        self._samples.flush()
+        os.fsync(self._samples.fileno())
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Every line of the folder's `samples.jsonl`; a damaged one is an error that names it."""
+    with (path / SAMPLES).open("rb") as file:
+        for number, line in enumerate(file, 1):
+            record = _parse(line)
+            if record is None:
+                raise ConfigError(
+                    f"{path / SAMPLES}:{number}: damaged: not a sample; remove the line, or choose another folder"
+                )
+            yield record
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """`run.json` of the folder, or an error that says what is wrong with the folder."""
+    try:
+        run = orjson.loads((path / RUN).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: no output of a rollout: {RUN}: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{path / RUN}: damaged: {error}") from error
+    if not isinstance(run, dict) or run.get("schema") != SCHEMA:
+        raise ConfigError(f"{path / RUN}: not of schema {SCHEMA}, which this version reads")
+    return run
+
+
+def encode_line(record: Mapping[str, Any]) -> bytes:
+    """One JSON line. NaN and infinity are a ValueError, values that JSON lacks a TypeError, naming the field."""
+    try:
+        return json.dumps(record, allow_nan=False, default=_plain, separators=(",", ":")).encode() + b"\n"
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"field {_culprit(record)!r} cannot be written as JSON: {error}") from error
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace the file as a whole: readers see the old text or the new one."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.write(json.dumps(value, indent=2, allow_nan=False, default=str).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def cut_torn_tail(file: IO[bytes]) -> int:
+    """Cut off what a crash left unfinished at the end; returns how many bytes.
+
+    That is a line without its end, and the lines of a rollout whose other samples are missing.
+    """
+    file.seek(0)
+    whole = group_start = 0
+    expected = seen = 0
+    for line in file:
+        record = _parse(line)
+        if record is None:
+            if file.read(1):  # more lines follow: damage, not a torn end; `read_records` names it
+                return 0
+            break
+        if seen >= expected:
+            group_start, expected, seen = whole, record["leaf_count"], 0
+        seen += 1
+        whole += len(line)
+    keep = group_start if seen < expected else whole
+    size = file.seek(0, os.SEEK_END)
+    if keep < size:
+        file.truncate(keep)
+    file.seek(0, os.SEEK_END)
+    return size - keep
+
+
+def _parse(line: bytes) -> Record | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("leaf_count"), int) else None
+
+
+def _open_locked(path: Path) -> IO[bytes]:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / SAMPLES).open("a+b")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error.strerror or error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise ConfigError(f"--output {path}: another process is writing to it; choose another folder") from error
+    return file
+
+
+def _check_settings(path: Path, settings: Mapping[str, Any], *, empty: bool) -> None:
+    if not (path / RUN).exists():
+        if empty:
+            return
+        raise ConfigError(
+            f"--output {path}: has {SAMPLES} without {RUN}; give --overwrite to start anew, or another --output"
+        )
+    before = read_run(path)["settings"]
+    now = json.loads(json.dumps(settings))
+    changed = [
+        f"{key} was {_short(before.get(key))}, now {_short(now.get(key))}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
+    if changed and not empty:
+        raise ConfigError(
+            f"--output {path}: has samples of another run ({'; '.join(changed)})\n"
+            "  repeat its settings to resume it, give --overwrite to start anew, or another --output"
+        )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _plain(value: Any) -> Any:
+    """numpy's scalars as numbers, and arrays as dtype, shape and base64 of the bytes in C order."""
+    import base64
+
+    import numpy as np
+
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode("ascii")
+        return {"dtype": value.dtype.name, "shape": list(value.shape), "base64": data}
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _culprit(record: Mapping[str, Any]) -> str:
+    for key, value in record.items():
+        try:
+            json.dumps(value, allow_nan=False, default=_plain)
+        except (ValueError, TypeError):
+            return key
+    return "?"

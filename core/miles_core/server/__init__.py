@@ -1,0 +1,1 @@
+"""The session server: a thin FastAPI adapter over `miles_core.session`."""

@@ -1,0 +1,292 @@
+"""What the routes call: sessions, turns and samples, with the engine behind them. No HTTP framework here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from miles_core.engine.client import EngineClient, EngineReply
+from miles_core.engine.route import Router
+from miles_core.errors import ConfigError, EngineUnreachable, Overloaded, PluginContractError, RequestError
+from miles_core.plugins import Plugin, Registry
+from miles_core.server.settings import ServerSettings
+from miles_core.session import wire
+from miles_core.session.assemble import assemble_path
+from miles_core.session.policy import LinearPolicy
+from miles_core.session.store import SelfCheck, SessionStore, session_metadata
+from miles_core.session.turn import (
+    Generation,
+    PreparedTurn,
+    Session,
+    TurnRules,
+    commit_turn,
+    parse_body,
+    prepare_turn,
+    read_reply,
+)
+from miles_core.tito import BoundFamily, ChatTemplate, TitoFamily, load_tokenizer
+from miles_core.types import Message
+
+log = logging.getLogger("miles.server")
+
+PASSED_ON = frozenset({"v1/models", "tokenize", "detokenize", "health", "model_info", "get_model_info"})
+"""Paths below a session that reach the engine."""
+
+NOT_FORWARDED = frozenset({
+    "host", "content-length", "transfer-encoding", "authorization", "x-api-key", "api-key", "cookie",
+    "proxy-authorization", "connection", "keep-alive", "te", "trailer", "upgrade", "expect", "accept-encoding",
+    "content-type",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The plugins a server was told to use, loaded and bound."""
+
+    family: BoundFamily
+    family_plugin: Plugin
+    matcher: Plugin
+    plugins: tuple[str, ...]
+
+
+def load_family(
+    registry: Registry, selector: str, checkpoint: str, template_path: str | None
+) -> tuple[BoundFamily, Plugin]:
+    """The selected family bound to the checkpoint. Raises PluginError or ConfigError."""
+    plugin = registry.load("family", selector)
+    family = plugin.call("tito_family")
+    if not isinstance(family, TitoFamily):
+        raise PluginContractError(
+            f"{plugin.describe()}: tito_family returned {type(family).__name__}, expected a TitoFamily"
+        )
+    template = None
+    if template_path is not None:
+        try:
+            text = Path(template_path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--chat-template-path {template_path}: {error}") from error
+        template = ChatTemplate(text, source=template_path)
+    tokenizer = load_tokenizer(checkpoint)
+    return family.bind(tokenizer, plugin.revision, template=template, checkpoint=checkpoint), plugin
+
+
+def load_parts(settings: ServerSettings, registry: Registry) -> Parts:
+    """Load and check everything a server needs, so that faults show at start-up."""
+    family, plugin = load_family(registry, settings.tito_model, settings.checkpoint, settings.chat_template_path)
+    try:
+        family.merge_kwargs(settings.chat_template_kwargs)
+    except RequestError as error:
+        raise ConfigError(f"--apply-chat-template-kwargs: {error.message}") from error
+    matcher = registry.load("matcher", settings.message_matcher)
+    return Parts(family=family, family_plugin=plugin, matcher=matcher, plugins=(plugin.describe(), matcher.describe()))
+
+
+def guarded_matcher(plugin: Plugin) -> Callable[[Message, Message], bool]:
+    """The matcher's function; anything but a bool from it is a PluginContractError, never a decision."""
+
+    def matches(stored: Message, replayed: Message) -> bool:
+        answer = plugin.call("message_matches", stored, replayed)
+        if not isinstance(answer, bool):
+            raise PluginContractError(
+                f"{plugin.describe()}: message_matches returned {answer!r} ({type(answer).__name__}), expected True or False"
+            )
+        return answer
+
+    return matches
+
+
+@dataclass(frozen=True)
+class TurnOutcome:
+    """How a turn ended: the engine's own refusal, or a checked generation."""
+
+    turn: PreparedTurn
+    refusal: EngineReply | None = None
+    generation: Generation | None = None
+
+
+class SessionService:
+    """Every operation of the HTTP API on parsed input. Lives in one event loop."""
+
+    def __init__(self, settings: ServerSettings, parts: Parts) -> None:
+        self.settings = settings
+        self.family = parts.family
+        self.instance_id = secrets.token_hex(16)
+        self.store = SessionStore(max_sessions=settings.max_sessions)
+        self.rules = TurnRules(
+            family=parts.family,
+            matches=guarded_matcher(parts.matcher),
+            policy=LinearPolicy(settings.max_rollback),
+            chat_template_kwargs=settings.chat_template_kwargs,
+            reject_control_tokens=settings.reject_control_tokens,
+            on_tools_change=settings.on_tools_change,
+        )
+        self.router = Router(settings.engine_urls)
+        self.client: EngineClient | None = None
+        self.closing = False
+        self.in_flight = 0
+        self._check = SelfCheck(parts.family)
+
+    async def start(self) -> None:
+        """Open the engine client; call inside the event loop that serves."""
+        self.client = EngineClient(api_key=self.settings.engine_api_key, timeout=self.settings.engine_timeout)
+
+    async def stop(self) -> None:
+        """Close the engine client."""
+        self.closing = True
+        if self.client is not None:
+            await self.client.close()
+
+    @property
+    def engine(self) -> EngineClient:
+        """The engine client of a started service."""
+        if self.client is None:
+            raise RuntimeError("the service was not started")
+        return self.client
+
+    # -- sessions ----------------------------------------------------------------------------------------------
+
+    def create(self, raw: bytes) -> Session:
+        """A new session from the request's body (empty, or an object). Raises RequestError, Overloaded."""
+        self._refuse_when_closing()
+        body = parse_body(raw) if raw.strip() else {}
+        kwargs = body.get("chat_template_kwargs") or {}
+        metadata = body.get("metadata") or {}
+        for name, value in (("chat_template_kwargs", kwargs), ("metadata", metadata)):
+            if not isinstance(value, dict):
+                raise RequestError(f"{name} must be an object (found {value!r})")
+        self.family.merge_kwargs(self.settings.chat_template_kwargs, kwargs)
+        return self.store.create(
+            chat_template_kwargs=kwargs, metadata=metadata, with_key=self.settings.api_key is not None
+        )
+
+    def delete(self, session_id: str) -> None:
+        """Close a session; a turn under way is answered but not committed."""
+        session = self.store.delete(session_id)
+        self._check.forget(session_id)
+        if session.worker is not None:
+            self.router.leave(session.worker)
+
+    def metadata(self, session: Session) -> dict[str, Any]:
+        """The session's metadata as `GET` shows it."""
+        kwargs = {**self.settings.chat_template_kwargs, **session.chat_template_kwargs}
+        return session_metadata(session, self.family, self._check, kwargs)
+
+    def samples(self, session: Session, raw: bytes) -> bytes:
+        """The samples payload. Raises RequestError (400) for a wrong body."""
+        body = parse_body(raw) if raw.strip() else {}
+        limit = body.get("max_seq_len")
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise RequestError(f"max_seq_len must be a positive integer or null (found {limit!r})")
+        if body.get("metadata") is not None and not isinstance(body["metadata"], dict):
+            raise RequestError(f"metadata must be an object or null (found {body['metadata']!r})")
+        head = session.forest.last
+        metadata = self.metadata(session)
+        if head is None:
+            return wire.encode([], metadata, empty_reason="no_records")
+        sample = assemble_path(session, head.path(), self.family, max_seq_len=limit)
+        if sample is None:
+            return wire.encode([], metadata, empty_reason="all_truncated")
+        return wire.encode([sample], metadata)
+
+    # -- turns -------------------------------------------------------------------------------------------------
+
+    def prepare(self, session: Session, raw: bytes) -> PreparedTurn:
+        """Check, place and render a chat request; nothing changes in the session."""
+        self._refuse_when_closing()
+        limit = self.settings.max_concurrent
+        if limit and self.in_flight >= limit:
+            raise Overloaded(
+                f"{self.in_flight} turns are in flight, the limit is {limit} (--max-concurrent)",
+                retry_after=1,
+            )
+        return prepare_turn(session, parse_body(raw), self.rules, rid=secrets.token_hex(16))
+
+    async def run_turn(self, session: Session, turn: PreparedTurn, headers: Mapping[str, str]) -> TurnOutcome:
+        """Ask the engine and commit its answer. Cancelling it aborts the engine's request, and commits nothing.
+
+        Raises EngineUnreachable or EngineReplyError (502).
+        """
+        started = time.time()
+        self.in_flight += 1
+        try:
+            reply = await self._ask(session, turn, headers)
+        finally:
+            self.in_flight -= 1
+        if reply.status != 200:
+            return TurnOutcome(turn, refusal=reply)
+        generation = read_reply(reply.body, vocab_size=self.family.tokenizer.vocab_size, engine=session.worker or "")
+        commit_turn(session, turn, generation, self.rules, started=started, ended=time.time())
+        return TurnOutcome(turn, generation=generation)
+
+    async def _ask(self, session: Session, turn: PreparedTurn, headers: Mapping[str, str]) -> EngineReply:
+        """One request to the session's worker, and one more, elsewhere if possible, when the connection breaks."""
+        worker = self._worker(session)
+        sent = forwarded_headers(headers, session.id)
+        try:
+            return await self._post(worker, turn, sent)
+        except EngineUnreachable as error:
+            log.warning("%s; trying once more", error.message)
+            self.router.failed(worker)
+            other = self._move(session, worker)
+            # the first request may still run: an engine refuses a second one under the same id
+            turn.request["rid"] = turn.fields["rid"] = secrets.token_hex(16)
+            try:
+                return await self._post(other, turn, sent)
+            except EngineUnreachable:
+                self.router.failed(other)
+                raise
+
+    async def _post(self, worker: str, turn: PreparedTurn, headers: Mapping[str, str]) -> EngineReply:
+        body = orjson.dumps(turn.request)
+        try:
+            reply = await self.engine.request("POST", f"{worker}/v1/chat/completions", body=body, headers=headers)
+        except asyncio.CancelledError:
+            # the engine may be sampling for nobody; the task outlives this one on purpose
+            task = asyncio.get_running_loop().create_task(self.engine.abort(worker, turn.fields["rid"]))
+            _background.add(task)
+            task.add_done_callback(_background.discard)
+            raise
+        self.router.recovered(worker)
+        return reply
+
+    async def pass_on(
+        self, session: Session, method: str, path: str, query: str, raw: bytes, headers: Mapping[str, str]
+    ) -> EngineReply:
+        """A request below a session that is not ours, to the engine; the caller has checked the allow-list."""
+        url = f"{self._worker(session)}/{path}" + (f"?{query}" if query else "")
+        sent = forwarded_headers(headers, session.id)
+        return await self.engine.request(method, url, body=raw or None, headers=sent)
+
+    def _worker(self, session: Session) -> str:
+        if session.worker is None:
+            session.worker = self.router.choose(session.id)
+            self.router.enter(session.worker)
+        return session.worker
+
+    def _move(self, session: Session, failed: str) -> str:
+        if session.worker == failed:
+            self.router.leave(failed)
+            session.worker = self.router.choose(session.id, but=failed)
+            self.router.enter(session.worker)
+        return session.worker or failed
+
+    def _refuse_when_closing(self) -> None:
+        if self.closing:
+            raise Overloaded("the session server is shutting down", retry_after=5, status=503)
+
+
+_background: set[asyncio.Task[None]] = set()
+
+
+def forwarded_headers(headers: Mapping[str, str], session_id: str) -> dict[str, str]:
+    """The agent's headers that travel on, plus the routing key."""
+    sent = {name: value for name, value in headers.items() if name.lower() not in NOT_FORWARDED}
+    return {**sent, "Content-Type": "application/json", "X-SMG-Routing-Key": session_id}

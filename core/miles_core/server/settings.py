@@ -1,0 +1,52 @@
+"""The settings of a session server, checked when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from miles_core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How a session server runs. `port` 0 takes a free port; `max_sessions` and `max_concurrent` 0 mean no limit."""
+
+    checkpoint: str
+    tito_model: str
+    engine_urls: tuple[str, ...]
+    message_matcher: str = "strict"
+    host: str = "127.0.0.1"
+    port: int = 0
+    history: str = "linear"
+    max_rollback: int = 1
+    chat_template_path: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    api_key: str | None = None
+    engine_api_key: str | None = None
+    public_url: str | None = None
+    max_body_mb: float = 64.0
+    max_sessions: int = 0
+    max_concurrent: int = 0
+    max_seq_len: int | None = None
+    reject_control_tokens: bool = False
+    on_tools_change: str = "keep"
+    keepalive_seconds: float = 15.0
+    engine_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError naming the setting that is wrong."""
+        if self.history != "linear":
+            raise ConfigError(f"--history {self.history}: this version has linear histories only (--history linear)")
+        if self.on_tools_change not in ("keep", "refuse"):
+            raise ConfigError(f"--on-tools-change {self.on_tools_change}: expected keep or refuse")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port {self.port}: expected a number from 0 to 65535")
+        if self.max_rollback < 0:
+            raise ConfigError(f"--max-rollback {self.max_rollback}: expected 0 or more")
+        if self.max_body_mb <= 0:
+            raise ConfigError(f"--max-body-mb {self.max_body_mb}: expected more than 0")
+        for url in self.engine_urls:
+            if not url.startswith(("http://", "https://")):
+                raise ConfigError(f"--engine {url}: an engine URL begins with http:// or https://")

@@ -1,0 +1,1 @@
+"""Session state: histories, tokens and samples. Knows no HTTP, clock or network."""

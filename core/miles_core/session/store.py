@@ -1,0 +1,138 @@
+"""The open sessions of a process, and what is shown of one."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from miles_core.errors import Overloaded, SessionNotFound
+from miles_core.session.tree import Node, path_messages
+from miles_core.session.turn import Session
+from miles_core.tito import BoundFamily, compare_tokens
+
+log = logging.getLogger("miles.session")
+
+CHAT_PATH = "/v1/chat/completions"
+
+
+class SessionStore:
+    """Sessions by id; ids are 32 hex digits that cannot be guessed."""
+
+    def __init__(self, *, max_sessions: int = 0) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._max_sessions = max_sessions
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def create(
+        self, *, chat_template_kwargs: Mapping[str, Any], metadata: Mapping[str, Any], with_key: bool = False
+    ) -> Session:
+        """A new session. Raises Overloaded (429) at the limit."""
+        if self._max_sessions and len(self._sessions) >= self._max_sessions:
+            raise Overloaded(
+                f"{len(self._sessions)} sessions are open, the limit is {self._max_sessions} (--max-sessions)",
+                retry_after=5,
+            )
+        key = secrets.token_urlsafe(24) if with_key else None
+        session = Session(
+            secrets.token_hex(16), chat_template_kwargs=chat_template_kwargs, metadata=metadata, api_key=key
+        )
+        self._sessions[session.id] = session
+        return session
+
+    def get(self, session_id: str) -> Session:
+        """The open session of that id. Raises SessionNotFound (404)."""
+        session = self._sessions.get(session_id)
+        if session is None or session.closed:
+            raise SessionNotFound(session_id)
+        return session
+
+    def delete(self, session_id: str) -> Session:
+        """Close and forget a session. Raises SessionNotFound (404), also the second time."""
+        session = self.get(session_id)
+        session.closed = True
+        del self._sessions[session_id]
+        return session
+
+
+class SelfCheck:
+    """`tito_session_mismatch` of a session's last generation, computed once per generation."""
+
+    def __init__(self, family: BoundFamily) -> None:
+        self._family = family
+        self._cache: dict[str, tuple[int, list[dict[str, Any]] | None]] = {}
+
+    def of(self, session: Session, kwargs: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """Differences from the template's rendering, or None if the check itself failed (logged)."""
+        head = session.forest.last
+        if head is None:
+            return []
+        cached = self._cache.get(session.id)
+        if cached is not None and cached[0] == head.seq:
+            return cached[1]
+        try:
+            found: list[dict[str, Any]] | None = self._compare(head, kwargs)
+        except Exception:
+            log.exception("the self-check of session %s failed to run", session.id)
+            found = None
+        self._cache[session.id] = (head.seq, found)
+        return found
+
+    def forget(self, session_id: str) -> None:
+        """Drop what is cached for a session."""
+        self._cache.pop(session_id, None)
+
+    def _compare(self, head: Node, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+        given = head.request.get("chat_template_kwargs") or kwargs
+        text = self._family.render(list(path_messages(head)), head.tools, given, False)
+        return compare_tokens(self._family, self._family.encode(text), head.tokens())
+
+
+def session_metadata(
+    session: Session, family: BoundFamily, check: SelfCheck, kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The `metadata` of `GET /sessions/{id}`: the creator's own under the server's keys."""
+    head = session.forest.last
+    out: dict[str, Any] = dict(session.metadata)
+    out["accumulated_token_ids"] = head.tokens().tolist() if head else []
+    out["max_trim_tokens"] = family.family.max_trim_tokens
+    mismatch = check.of(session, kwargs)
+    if mismatch is not None:
+        out["tito_session_mismatch"] = mismatch
+    if session.tools_changed:
+        out["tools_changed"] = True
+    if session.control_tokens:
+        out["control_tokens"] = session.control_tokens
+    if (head.id if head else None) in session.abort_marks:
+        out["aborted"] = True
+    return out
+
+
+def records(session: Session, which: str) -> Iterator[bytes]:
+    """The session's records as JSON, one at a time; `which` is `all`, `last` or `none`."""
+    head = session.forest.last
+    if head is None or which == "none":
+        return
+    for node in head.path() if which == "all" else [head]:
+        yield _record(node)
+
+
+def _record(node: Node) -> bytes:
+    prompt = node.tokens()[: node.prompt_length]
+    request = {**node.request, "messages": list(path_messages(node))[:-1], "input_ids": prompt.tolist()}
+    return orjson.dumps(
+        {
+            "timestamp": node.facts.timestamp,
+            "request_timestamp": node.facts.request_timestamp,
+            "method": "POST",
+            "path": CHAT_PATH,
+            "status_code": 200,
+            "request": request,
+            "response": orjson.Fragment(node.reply),
+        }
+    )

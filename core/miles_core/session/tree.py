@@ -1,0 +1,114 @@
+"""A session's history: an append-only forest of generations that shares everything it can.
+
+A node holds only what is new in its turn. Its token sequence is its parent's first `kept` ids, then `added`
+(what the prompt brought), then `sampled`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from miles_core.types import Message, Tool
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnFacts:
+    """What the engine and the clock say about a generation; times are seconds since the epoch."""
+
+    finish_reason: str
+    response_id: str | None
+    prompt_tokens: int
+    cached_tokens: int
+    weight_version: str
+    spec: dict[str, int]
+    request_timestamp: float
+    timestamp: float
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Node:
+    """One generation: the messages since its parent, its new tokens, and what is known about the turn.
+
+    `added` and `sampled` are int32 arrays, `log_probs` float64 with one entry per sampled id. `messages` ends
+    with the assistant message that was sampled. `request` holds the fields sent to the engine apart from
+    messages and ids, `reply` the engine's answer as bytes.
+    """
+
+    id: int
+    seq: int
+    parent: Node | None
+    messages: tuple[Message, ...]
+    kept: int
+    added: array[int]
+    sampled: array[int]
+    log_probs: array[float]
+    tools: Sequence[Tool] | None
+    request: dict[str, Any]
+    reply: bytes
+    facts: TurnFacts
+    num_messages: int = field(init=False)
+    prompt_length: int = field(init=False)
+    num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_messages = len(self.messages) + (self.parent.num_messages if self.parent else 0)
+        self.prompt_length = self.kept + len(self.added)
+        self.num_tokens = self.prompt_length + len(self.sampled)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the generation ended for length."""
+        return self.facts.finish_reason == "length"
+
+    def path(self) -> list[Node]:
+        """The generations from the root to this one."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None:
+            nodes.append(node)
+            node = node.parent
+        nodes.reverse()
+        return nodes
+
+    def tokens(self) -> array[int]:
+        """The checkpoint: prompt ids of this turn and the sampled ids behind them, int32."""
+        ids: array[int] = array("i")
+        for node in self.path():
+            if node.kept < len(ids):
+                del ids[node.kept :]
+            ids.extend(node.added)
+            ids.extend(node.sampled)
+        return ids
+
+
+class Forest:
+    """The generations of one session, in order of commit."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.committed = 0
+        """How many turns were ever committed; also the next node's id and `seq`."""
+
+    @property
+    def last(self) -> Node | None:
+        """The node committed last."""
+        return self.nodes[-1] if self.nodes else None
+
+    def add(self, node: Node) -> None:
+        """Append a committed generation."""
+        self.nodes.append(node)
+        self.committed += 1
+
+    def forget_all_but(self, kept: Sequence[Node]) -> None:
+        """Let go of generations that no path needs any more (linear histories)."""
+        self.nodes = list(kept)
+
+
+def path_messages(node: Node | None) -> Iterator[Message]:
+    """Stored messages from the root to `node`, in order."""
+    if node is not None:
+        for step in node.path():
+            yield from step.messages

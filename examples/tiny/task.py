@@ -1,0 +1,169 @@
+"""The task of the tiny model: integer expressions solved with a calculator tool.
+
+One problem is `a op b` (one call) or three numbers with precedence or brackets
+(two chained calls). A demonstration is a chat, in OpenAI form, that solves it.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+CALCULATOR_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Evaluate an integer expression.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string"}},
+            "required": ["expression"],
+        },
+    },
+}
+
+QUESTIONS = ("What is {}?", "Compute {}.", "Calculate {}.", "How much is {}?")
+ONLY_STEP = ("Compute {}.", "I need {}.", "This is {}.")
+FIRST_STEP = ("First {}.", "Start with {}.", "Begin with {}.")
+SECOND_STEP = ("Now {}.", "Then {}.", "Next {}.")
+RESULT = ("The result is {}.", "I got {}.", "So it is {}.")
+ANSWER = "The answer is {}."
+
+OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An expression and the operands in the order they stand in it.
+
+    `first` is the index of the operator that is worked out first.
+    """
+
+    expression: str
+    operands: tuple[int, ...]
+    operators: tuple[str, ...]
+    first: int
+
+    @property
+    def calls(self) -> int:
+        return len(self.operators)
+
+    @property
+    def label(self) -> str:
+        return calculate(self.expression)
+
+
+def calculate(expression: str) -> str:
+    """The text the tool answers: the integer, or `error: ...`."""
+    try:
+        return str(_value(ast.parse(expression, mode="eval").body))
+    except (SyntaxError, ValueError) as error:
+        return f"error: {error}"
+
+
+def _value(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
+    raise ValueError("only integers with + - * and brackets")
+
+
+def make_problem(rng: random.Random) -> Problem:
+    """A random problem; two in three need two calls."""
+    if rng.random() < 1 / 3:
+        op = rng.choice("+-*")
+        a, b = _operands(rng, (op,))
+        return Problem(f"{a} {op} {b}", (a, b), (op,), 0)
+    ops = (rng.choice("+-*"), rng.choice("+-*"))
+    a, b, c = _operands(rng, ops)
+    kind = rng.choice(("plain", "left", "right"))
+    if kind == "left":
+        return Problem(f"({a} {ops[0]} {b}) {ops[1]} {c}", (a, b, c), ops, 0)
+    if kind == "right":
+        return Problem(f"{a} {ops[0]} ({b} {ops[1]} {c})", (a, b, c), ops, 1)
+    first = 1 if ops[1] == "*" and ops[0] != "*" else 0
+    return Problem(f"{a} {ops[0]} {b} {ops[1]} {c}", (a, b, c), ops, first)
+
+
+def _operands(rng: random.Random, ops: tuple[str, ...]) -> tuple[int, ...]:
+    """Numbers to 99; small ones where a product is taken."""
+    small = "*" in ops
+    return tuple(rng.randint(2, 12) if small else rng.randint(1, 99) for _ in range(len(ops) + 1))
+
+
+def demonstrate(problem: Problem, rng: random.Random, slip_rate: float = 0.0) -> list[dict[str, Any]]:
+    """A chat that solves the problem; with `slip_rate`, one that goes wrong somewhere.
+
+    A slip is a wrong first step, a miscopied digit in a call, or a misread result.
+    """
+    slips = ["call", "answer"] + ["order"] * (problem.calls == 2)
+    slip = rng.choice(slips) if rng.random() < slip_rate else ""
+    slip_turn = rng.randrange(problem.calls)
+    first = 1 - problem.first if slip == "order" else problem.first
+    values, ops = list(problem.operands), list(problem.operators)
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": rng.choice(QUESTIONS).format(problem.expression)}
+    ]
+    result = ""
+    for turn in range(problem.calls):
+        at = first if turn == 0 else 0
+        step = f"{values[at]} {ops[at]} {values[at + 1]}"
+        if slip == "call" and turn == slip_turn:
+            step = change_digit(step, rng)
+        phrases = ONLY_STEP if problem.calls == 1 else (FIRST_STEP, SECOND_STEP)[turn]
+        result = calculate(step)
+        messages.append(_call_message(rng.choice(phrases).format(step), step))
+        messages.append({"role": "tool", "content": result})
+        values[at : at + 2], ops[at : at + 1] = [int(result)], []
+    if slip == "answer":
+        result = change_digit(result, rng)
+    reasoning = rng.choice(RESULT).format(result)
+    messages.append(
+        {"role": "assistant", "reasoning_content": reasoning, "content": ANSWER.format(result)}
+    )
+    return messages
+
+
+def _call_message(reasoning: str, expression: str) -> dict[str, Any]:
+    call = {"name": "calculator", "arguments": {"expression": expression}}
+    return {
+        "role": "assistant",
+        "reasoning_content": reasoning,
+        "content": "",
+        "tool_calls": [{"type": "function", "function": call}],
+    }
+
+
+def change_digit(text: str, rng: random.Random) -> str:
+    """The text with one of its digits replaced (never making a leading zero)."""
+    at = rng.choice([i for i, char in enumerate(text) if char.isdigit()])
+    return text[:at] + rng.choice([d for d in "123456789" if d != text[at]]) + text[at + 1 :]
+
+
+def make_prompts(count: int, rng: random.Random) -> list[dict[str, Any]]:
+    """The lines of `prompts.jsonl`: distinct expressions, each with its label."""
+    problems: dict[str, Problem] = {}
+    while len(problems) < count:
+        problem = make_problem(rng)
+        problems[problem.expression] = problem
+    return [
+        {
+            "prompt": [
+                {"role": "user", "content": rng.choice(QUESTIONS).format(problem.expression)}
+            ],
+            "label": problem.label,
+            "metadata": {"expression": problem.expression, "calls": problem.calls},
+        }
+        for problem in problems.values()
+    ]

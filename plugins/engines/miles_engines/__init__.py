@@ -1,0 +1,1 @@
+"""Engine plugins: what runs the model behind the session server."""

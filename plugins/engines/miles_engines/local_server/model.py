@@ -1,0 +1,165 @@
+"""Loading the model, and one forward step over rows of different lengths."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from miles_engines.local_server.kv import KVRows
+from miles_engines.local_server.settings import Settings
+
+LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+"""Kinds of layers whose state is keys and values by position, which is what `kv` and the prefix cache keep."""
+
+
+DTYPE_ARGUMENT = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
+"""What `from_pretrained` calls it; the old name may go when transformers 4 does."""
+
+
+class ModelError(Exception):
+    """The model cannot be served; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one row contributes to a step: the tokens at positions `start …` of its sequence; may be none."""
+
+    start: int
+    tokens: Sequence[int]
+
+
+class Model:
+    """A causal language model, and the facts about it that requests are checked against."""
+
+    def __init__(self, network: Any, device: torch.device, settings: Settings) -> None:
+        self._network = network
+        self.device = device
+        config = network.config.get_text_config()
+        self.architectures = list(network.config.architectures or [type(network).__name__])
+        self.model_type = str(network.config.model_type)
+        self.vocab_size = int(config.vocab_size)
+        self.context_length = settings.context_length or int(config.max_position_embeddings)
+        self._window: int | None = getattr(config, "sliding_window", None)
+        self._layer_types = tuple(getattr(config, "layer_types", None) or ())
+        self.generation_defaults, self.eos_ids = _generation_config(settings.model, config)
+
+    @torch.inference_mode()
+    def step(self, kv: KVRows, work: Sequence[Work]) -> torch.Tensor:
+        """Run new tokens through the model, item `i` in row `i`; float32 logits after each row's last one.
+
+        Rows shorter than the longest are filled up on the left, so that every last token is in the last
+        column. Filling is never stored and nothing attends to it.
+        """
+        columns = max(len(item.tokens) for item in work)
+        ids = torch.tensor([[0] * (columns - len(w.tokens)) + list(w.tokens) for w in work], device=self.device)
+        ends = torch.tensor([w.start + len(w.tokens) for w in work], device=self.device)
+        positions = ends[:, None] - columns + torch.arange(columns, device=self.device)
+        starts = torch.tensor([w.start for w in work], device=self.device)
+        width = max(w.start + len(w.tokens) for w in work)
+        self._aim(kv, work, positions, starts, width)
+        positions = positions.clamp_min(0)
+        output = self._network(
+            input_ids=ids,
+            attention_mask=self._mask(positions, width),
+            position_ids=positions,
+            past_key_values=kv,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = output.logits[:, -1].float()
+        return logits
+
+    def _aim(
+        self, kv: KVRows, work: Sequence[Work], positions: torch.Tensor, starts: torch.Tensor, width: int
+    ) -> None:
+        kv.reserve(len(work), width)
+        if all(len(w.tokens) == 1 for w in work):
+            rows = torch.arange(len(work), device=self.device)
+            kv.aim((rows, positions[:, 0]), None, len(work), width)
+            return
+        source = (positions >= starts[:, None]).nonzero(as_tuple=True)
+        kv.aim((source[0], positions[source]), source, len(work), width)
+
+    def _mask(self, positions: torch.Tensor, width: int) -> torch.Tensor | dict[str, torch.Tensor]:
+        """Which stored positions each new token may attend to, for each kind of layer the model has."""
+        keys = torch.arange(width, device=self.device)
+        full = (keys <= positions[:, :, None])[:, None]
+        if self._window is None:
+            return full
+        near = full & (keys > positions[:, :, None] - self._window)[:, None]
+        if not self._layer_types:
+            return near
+        return {"full_attention": full, "sliding_attention": near}
+
+
+def load(settings: Settings, progress: Callable[[str], None]) -> Model:
+    """Read the model from disk; ModelError if it is of a kind that this engine cannot serve."""
+    device = _device(settings.device)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    progress(f"loading {settings.model} on {device}")
+    started = time.monotonic()
+    config = transformers.AutoConfig.from_pretrained(settings.model)
+    _check_layers(config)
+    network = transformers.AutoModelForCausalLM.from_pretrained(
+        settings.model,
+        config=config,
+        attn_implementation="sdpa",
+        **{DTYPE_ARGUMENT: _dtype(settings.dtype, device, config)},
+    )
+    network.eval().requires_grad_(False).to(device)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    progress(f"loaded {count / 1e6:.1f} M parameters in {time.monotonic() - started:.1f} s")
+    return Model(network, device, settings)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"--device {name}: torch {torch.__version__} has no such device ({error})") from error
+    return device
+
+
+def _dtype(name: str, device: torch.device, config: Any) -> torch.dtype:
+    if name != "auto":
+        chosen: torch.dtype = getattr(torch, name)
+        return chosen
+    # half precision is slow on most CPUs, and float32 is what log-probs are compared in
+    declared = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+    return declared if device.type != "cpu" and isinstance(declared, torch.dtype) else torch.float32
+
+
+def _check_layers(config: Any) -> None:
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    recurrent = [name for name in ("ssm_state_size", "mamba_num_heads", "linear_attn_config") if hasattr(text, name)]
+    if kinds - LAYER_TYPES or recurrent:
+        what = ", ".join(sorted(kinds - LAYER_TYPES) or recurrent)
+        raise ModelError(
+            f"the model ({config.model_type}) has layers that the local engine cannot batch or cache: {what}; "
+            "it serves attention-only models. Use --engine sglang for this one"
+        )
+
+
+def _generation_config(model: Path, config: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Sampling defaults and end-of-sequence ids: generation_config.json's, else the ids of config.json."""
+    path = model / "generation_config.json"
+    stored: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    eos = stored.get("eos_token_id", getattr(config, "eos_token_id", None))
+    ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    names = ("temperature", "top_p", "top_k", "min_p")
+    defaults = {name: stored[name] for name in names if stored.get(name) is not None}
+    if defaults.get("top_k") == 0:  # transformers' way of saying: no limit
+        del defaults["top_k"]
+    return defaults, tuple(ids)

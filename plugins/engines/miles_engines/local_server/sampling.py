@@ -1,0 +1,147 @@
+"""Sampling parameters, and drawing one token for every row of a batch at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+GREEDY_BELOW = 1e-6
+"""Temperatures under this mean greedy, as in SGLang; the log-prob is then that of temperature 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling parameters, checked and with defaults filled in."""
+
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    no_stop_trim: bool = False
+    skip_special_tokens: bool = True
+    top_logprobs: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken without drawing."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def divisor(self) -> float:
+        """What logits are divided by."""
+        return 1.0 if self.temperature < GREEDY_BELOW else self.temperature
+
+    @property
+    def cuts(self) -> bool:
+        """Whether some tokens are excluded by top-p, top-k or min-p."""
+        return not self.greedy and (self.top_p < 1 or self.top_k > 1 or self.min_p > 0)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence's part in a draw: its parameters, its own generator if seeded, ids not allowed now."""
+
+    params: SamplingParams
+    generator: torch.Generator | None = None
+    banned: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A token per row with its log-probability, and per row the likeliest ones where asked for."""
+
+    ids: list[int]
+    logprobs: list[float]
+    tops: list[list[tuple[float, int]]] = field(default_factory=list)
+
+
+class Sampler:
+    """Draws tokens; log-probabilities are those before top-p, top-k and min-p cut anything."""
+
+    def __init__(self, device: torch.device, *, scaled_logprobs: bool = True, seed: int | None = None) -> None:
+        self._device = device
+        self._scaled = scaled_logprobs
+        self._generator = torch.Generator(device)
+        if seed is None:
+            self._generator.seed()
+        else:
+            self._generator.manual_seed(seed)
+
+    def generator(self, seed: int) -> torch.Generator:
+        """A generator for one request: the same draws whatever else runs in the batch."""
+        return torch.Generator(self._device).manual_seed(seed % 2**63)
+
+    @torch.inference_mode()
+    def draw(self, logits: torch.Tensor, rows: Sequence[Row]) -> Drawn:
+        """Draw one token per row of `[rows, vocabulary]` float32 logits."""
+        divisors = [row.params.divisor for row in rows]
+        scaled = logits
+        if any(divisor != 1.0 for divisor in divisors):
+            scaled = logits / torch.tensor(divisors, device=self._device)[:, None]
+        logp = torch.log_softmax(scaled, dim=-1)
+        ids = self._choose(self._allowed(logp, rows), rows)
+        reported = logp if self._scaled or scaled is logits else torch.log_softmax(logits, dim=-1)
+        chosen = reported.gather(1, ids[:, None])[:, 0]
+        return Drawn(ids.tolist(), chosen.tolist(), _tops(reported, rows))
+
+    def _choose(self, logp: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+        """The Gumbel-max trick: the argmax of `logp - log(exponential noise)` is a draw from `logp`.
+
+        Unlike a draw by cumulated probabilities, it does not change with rounding errors of the sum over
+        a large vocabulary, so a seeded request repeats in any batch.
+        """
+        if all(row.params.greedy for row in rows):
+            return logp.argmax(dim=-1)
+        noise = torch.empty_like(logp).exponential_(generator=self._generator)
+        for index, row in enumerate(rows):
+            if row.params.greedy:
+                noise[index] = 1.0
+            elif row.generator is not None:
+                noise[index].exponential_(generator=row.generator)
+        return (logp - noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_()).argmax(dim=-1)
+
+    def _allowed(self, logp: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+        """`logp` with minus infinity on what may not be drawn; `logp` itself where all may."""
+        if any(row.banned for row in rows):
+            logp = logp.clone()
+            for index, row in enumerate(rows):
+                logp[index, list(row.banned)] = -torch.inf
+        cutting = [index for index, row in enumerate(rows) if row.params.cuts]
+        if not cutting:
+            return logp
+        where = torch.tensor(cutting, device=self._device)
+        out = logp.clone()
+        out[where] = self._cut(logp[where], [rows[index].params for index in cutting])
+        return out
+
+    def _cut(self, logp: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+        """Keep what is in the top k and in the smallest set with mass top_p and allowed by min_p, as SGLang."""
+        size = logp.shape[1]
+        counts = [p.top_k if 0 < p.top_k < size else size for p in params]
+        ordered, order = logp.topk(max(counts), dim=-1)
+        rank = torch.arange(ordered.shape[1], device=self._device)
+        keep = rank < torch.tensor(counts, device=self._device)[:, None]
+        probs = ordered.exp()
+        before = probs.cumsum(dim=-1) - probs
+        keep &= before < torch.tensor([p.top_p for p in params], device=self._device)[:, None]
+        least = torch.tensor([p.min_p for p in params], device=self._device)[:, None] * probs[:, :1]
+        keep &= probs >= least
+        keep[:, 0] = True
+        return torch.full_like(logp, -torch.inf).scatter_(1, order, torch.where(keep, ordered, -torch.inf))
+
+
+def _tops(logp: torch.Tensor, rows: Sequence[Row]) -> list[list[tuple[float, int]]]:
+    most = max(row.params.top_logprobs for row in rows)
+    if not most:
+        return []
+    values, ids = logp.topk(min(most, logp.shape[1]), dim=-1)
+    pairs = zip(values.tolist(), ids.tolist(), strict=True)
+    return [list(zip(v, i, strict=True))[: row.params.top_logprobs] for (v, i), row in zip(pairs, rows, strict=True)]
