@@ -49,6 +49,11 @@ class SpecInfo:
     completion_token_num: int = 0
 
 
+# inside Sample these names are class attributes, which annotations would otherwise pick up
+_PrefixCacheInfo: TypeAlias = PrefixCacheInfo
+_SpecInfo: TypeAlias = SpecInfo
+
+
 @dataclass
 class Sample:
     """One training sample: a token sequence, what of it was sampled, and how it was scored.
@@ -90,8 +95,8 @@ class Sample:
     reward_spec: Any = None
     routing_key: str | None = None
     non_generation_time: float = 0.0
-    spec_info: SpecInfo = field(default_factory=SpecInfo)
-    prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+    spec_info: _SpecInfo = field(default_factory=_SpecInfo)
+    prefix_cache_info: _PrefixCacheInfo = field(default_factory=_PrefixCacheInfo)
 
     @property
     def effective_response_length(self) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.fake_sessions import FakeSession, FakeSessions, call, say, serving, solve
 
+from helpers.fake_sessions import FakeSession, FakeSessions, call, say, serving, solve
 from miles_agents import calculator
 from miles_agents.calculator import CALCULATOR_TOOL, calculate, grade, run_agent
 from miles_core.errors import ConfigError
@@ -67,8 +67,9 @@ async def test_an_unknown_tool_and_broken_arguments_are_answered() -> None:
 async def test_an_engine_error_is_raised() -> None:
     import openai
 
-    with pytest.raises(openai.BadRequestError, match="scripted 400"):
+    with pytest.raises(openai.BadRequestError) as raised:
         await work(FakeSessions(script=lambda request: 400))
+    assert raised.value.body == "scripted 400"
 
 
 async def test_the_key_comes_from_the_metadata_or_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +93,9 @@ async def test_the_key_comes_from_the_metadata_or_is_empty(monkeypatch: pytest.M
 
 async def test_without_openai_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(ConfigError, match=r"^the calculator agent needs openai: pip install 'miles-plugins\[agents\]'$"):
+    with pytest.raises(ConfigError) as raised:
         await run_agent("http://x", [], {}, {})
+    assert raised.value.message == "the calculator agent needs openai: pip install 'miles-plugins[agents]'"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ async def test_without_openai_one_sentence_says_what_to_install(monkeypatch: pyt
         ("True", "error: only integers with + - * and brackets"),
         ("__import__('os')", "error: only integers with + - * and brackets"),
         ("1+" * 600 + "1", "error: longer than 1000 characters"),
-        ("*".join(["9" * 90] * 11), "9" * 0 + str((10**90 - 1) ** 11)),
+        ("*".join(["9" * 90] * 11), str((10**90 - 1) ** 11)),
         ("*".join(["9" * 100] * 9) + "*" + "9" * 80, str((10**100 - 1) ** 9 * (10**80 - 1))),
     ],
 )

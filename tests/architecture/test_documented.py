@@ -61,12 +61,7 @@ def test_every_command_and_flag_is_documented() -> None:
         if section is None:
             missing.append(f"docs/cli.md has no heading `## \u0060{name}\u0060`")
             continue
-        flags = {
-            flag
-            for param in command.params
-            for flag in (*param.opts, *param.secondary_opts)
-            if flag[:2] == "--"
-        }
+        flags = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts) if flag[:2] == "--"}
         known = set(re.findall(r"--[a-z0-9-]+", section[0]))
         missing += [f"docs/cli.md does not name {flag} under {name}" for flag in sorted(flags - known)]
     assert not missing, "\n" + "\n".join(missing)

@@ -69,9 +69,7 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterato
             at_import = not in_function and not typing_only
             yield Import(target, getattr(node, "lineno", 0), at_import, typing_only)
         inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        guarded = (
-            set(map(id, node.body)) if isinstance(node, ast.If) and is_type_checking(node.test) else set()
-        )
+        guarded = set(map(id, node.body)) if isinstance(node, ast.If) and is_type_checking(node.test) else set()
         for child in ast.iter_child_nodes(node):
             yield from visit(child, inside, typing_only or id(child) in guarded)
 
@@ -193,9 +191,7 @@ def test_the_tree_keeps_the_import_contract() -> None:
     broken = [
         f"{path.relative_to(ROOT)}:{line}: {text}"
         for path, module in sources()
-        for line, text in faults(
-            path.read_text(encoding="utf-8"), module, is_package=path.name == "__init__.py"
-        )
+        for line, text in faults(path.read_text(encoding="utf-8"), module, is_package=path.name == "__init__.py")
     ]
     assert not broken, "\n" + "\n".join(broken)
 

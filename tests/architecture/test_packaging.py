@@ -20,18 +20,14 @@ PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(en
 PROJECT: dict[str, Any] = PYPROJECT["project"]
 PACKAGES = [ROOT / path for path in PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
 PLUGINS = [
-    (group, name, target)
-    for group, entries in PROJECT["entry-points"].items()
-    for name, target in entries.items()
+    (group, name, target) for group, entries in PROJECT["entry-points"].items() for name, target in entries.items()
 ]
 
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Standard output of a command that must succeed."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{command} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -55,17 +51,9 @@ def test_installed_entry_points_are_the_declared_ones() -> None:
 @pytest.mark.parametrize(("group", "name", "target"), PLUGINS)
 def test_one_plugin_is_one_file_of_its_name(group: str, name: str, target: str) -> None:
     module = target.partition(":")[0]
-    assert module.rpartition(".")[2] == name, (
-        f"{group}: {name} must be a file {name}.py, and its target is {target}"
-    )
-    paths = [
-        package.parent / module.replace(".", "/")
-        for package in PACKAGES
-        if module.startswith(package.name + ".")
-    ]
-    files = [
-        file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()
-    ]
+    assert module.rpartition(".")[2] == name, f"{group}: {name} must be a file {name}.py, and its target is {target}"
+    paths = [package.parent / module.replace(".", "/") for package in PACKAGES if module.startswith(package.name + ".")]
+    files = [file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()]
     assert files, f"{group}: {name} names {target}, and no file of a shipped package is that module"
 
 
@@ -100,9 +88,7 @@ def test_a_wheel_holds_data_files_and_no_tests(wheel: Path) -> None:
     assert any(name.endswith(".jinja") for name in data), "no template found in the tree"
     assert data <= names
     tops = {name.split("/")[0] for name in names}
-    assert tops == {package.name for package in PACKAGES} | {
-        f"miles_plugins-{wheel.name.split('-')[1]}.dist-info"
-    }
+    assert tops == {package.name for package in PACKAGES} | {f"miles_plugins-{wheel.name.split('-')[1]}.dist-info"}
     assert not [name for name in names if "/tests/" in name or "__pycache__" in name]
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
@@ -115,9 +101,7 @@ def test_a_wheel_works_without_the_checkout(wheel: Path, tmp_path: Path) -> None
     run(*pip, "--no-index", "--no-deps", "--disable-pip-version-check", wheel, cwd=tmp_path)
     # The dependencies are the ones installed here. A path named in a .pth file is searched last, and .pth
     # files in it are not read, so the editable install of the checkout is out of reach.
-    site = Path(
-        run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip()
-    )
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp_path).strip())
     dependencies = [path for path in sys.path if path.endswith("site-packages")]
     (site / "dependencies.pth").write_text("\n".join(dependencies), encoding="utf-8")
 

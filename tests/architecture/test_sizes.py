@@ -50,9 +50,7 @@ def body_length(function: Function, code: set[int]) -> int:
     """How many lines of code the body has, docstring and comments aside."""
     has_docstring = ast.get_docstring(function, clean=False) is not None
     statements = function.body[1:] if has_docstring else function.body
-    return sum(
-        1 for line in code if statements and statements[0].lineno <= line <= (function.end_lineno or 0)
-    )
+    return sum(1 for line in code if statements and statements[0].lineno <= line <= (function.end_lineno or 0))
 
 
 def too_long(source: str, path: str) -> dict[str, str]:
@@ -60,9 +58,7 @@ def too_long(source: str, path: str) -> dict[str, str]:
     found: dict[str, str] = {}
     lines = len(source.splitlines())
     if lines >= LONGEST_FILE:
-        found[path] = (
-            f"{path}:1: {lines} lines, and the limit is under {LONGEST_FILE}; split it by what it does"
-        )
+        found[path] = f"{path}:1: {lines} lines, and the limit is under {LONGEST_FILE}; split it by what it does"
     code = code_lines(source)
     for name, function in functions(ast.parse(source)):
         length = body_length(function, code)
@@ -79,9 +75,7 @@ def test_files_and_functions_are_small() -> None:
         for path in sorted((ROOT / folder).rglob("*.py")):
             found |= too_long(path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix())
     broken = [message for name, message in found.items() if name not in EXCEPTIONS]
-    stale = [
-        f"{name} is within the limits: take it off EXCEPTIONS" for name in EXCEPTIONS if name not in found
-    ]
+    stale = [f"{name} is within the limits: take it off EXCEPTIONS" for name in EXCEPTIONS if name not in found]
     assert not broken + stale, "\n" + "\n".join(broken + stale)
 
 

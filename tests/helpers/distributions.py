@@ -44,9 +44,7 @@ def distribution(
     text = entry_points({**({"miles.agents": agents} if agents else {}), **(groups or {})})
     (info / "entry_points.txt").write_bytes(text.encode() if raw is None else raw)
     if metadata is None:
-        metadata = (
-            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nA description.\nName: not this\n"
-        )
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n\nA description.\nName: not this\n"
     (info / ("METADATA" if suffix == ".dist-info" else "PKG-INFO")).write_text(metadata)
     return info
 

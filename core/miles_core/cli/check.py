@@ -72,9 +72,7 @@ def _result(results: list[Checked], problems: tuple[Problem, ...]) -> dict[str, 
             **record_result(result.record),
             "ok": not result.failed,
             "hooks": list(result.record.hooks),
-            "checks": [
-                {"name": c.name, "outcome": c.outcome.value, "reason": c.reason} for c in result.checks
-            ],
+            "checks": [{"name": c.name, "outcome": c.outcome.value, "reason": c.reason} for c in result.checks],
         }
         for result in results
     ]

@@ -98,9 +98,7 @@ def _flag(action: argparse.Action) -> dict[str, str | None]:
 
 
 def _text(result: dict[str, Any]) -> str:
-    origin = (
-        f"{result['distribution']} {result['version'] or ''}".rstrip() if result["distribution"] else None
-    )
+    origin = f"{result['distribution']} {result['version'] or ''}".rstrip() if result["distribution"] else None
     facts = [
         ("from", origin),
         ("target", result["target"]),

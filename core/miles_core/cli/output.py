@@ -17,8 +17,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], least: Sequence
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     widths = [max(pair) for pair in zip(widths, [*least, *[0] * len(widths)], strict=False)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
 
 

@@ -60,9 +60,7 @@ def chosen(registry: Registry, name: str, kind: str | None) -> list[PluginRecord
         kind
         for kind in KINDS
         if any(
-            record.kind == kind
-            and record.name == selector.name
-            and selector.dist in (None, record.distribution)
+            record.kind == kind and record.name == selector.name and selector.dist in (None, record.distribution)
             for record in registry.records
         )
     ]

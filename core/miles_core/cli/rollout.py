@@ -101,11 +101,10 @@ _RUN = [
 @click.command("rollout", context_settings={"ignore_unknown_options": True})
 @_options
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
-def command(ctx: click.Context, extra: tuple[str, ...], **values: Any) -> None:
+def command(extra: tuple[str, ...], **values: Any) -> None:
     """Run an agent over prompts and write samples.
 
     Every finished sample is one line of OUTPUT/samples.jsonl, on disk as soon as it is finished. The same
     command, repeated, resumes an interrupted run and tries failed rollouts again.
     """
-    ctx.exit(run(Flags(**values), extra))
+    click.get_current_context().exit(run(Flags(**values), extra))

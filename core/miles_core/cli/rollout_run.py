@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,6 +28,9 @@ from miles_core.rollout.output import RunDirectory
 from miles_core.rollout.runner import Job, RolloutRunner, RunOptions
 from miles_core.rollout.state import RolloutArgs, RolloutState
 from miles_core.rollout.summary import summarize
+
+if TYPE_CHECKING:
+    from miles_core.server.settings import ServerSettings
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -354,21 +357,19 @@ def _engine_urls(plan: Plan, on_exit: Callable[[Callable[[], None]], Any]) -> tu
     return tuple(engine.urls)
 
 
-def _server_settings(plan: Plan, urls: tuple[str, ...]) -> Any:
+def _server_settings(plan: Plan, urls: tuple[str, ...]) -> ServerSettings:
     from miles_core.server.settings import ServerSettings
 
-    optional: dict[str, Any] = {}
-    if plan.flags.chat_template_path:
-        optional["chat_template_path"] = plan.flags.chat_template_path
+    template = plan.flags.chat_template_path
     return ServerSettings(
         checkpoint=str(plan.checkpoint),
         tito_model=str(plan.flags.tito_model),
         engine_urls=urls,
         message_matcher=plan.flags.message_matcher,
         chat_template_kwargs=plan.template_kwargs,
+        chat_template_path=str(template) if template else None,
         host="127.0.0.1",
         port=0,
-        **optional,
     )
 
 

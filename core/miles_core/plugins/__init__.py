@@ -1,8 +1,8 @@
 """Which plugins are installed, and how one is chosen, loaded, checked and called.
 
 Listing reads metadata and imports no plugin; loading is by need. Every entry point becomes one record, and
-nothing an installed package does can stop the program or hide another plugin. No other module touches
-`importlib_metadata` or pluggy's `PluginManager`.
+nothing an installed package does can stop the program or hide another plugin. No other module of the
+project reads entry points or touches pluggy's `PluginManager`.
 """
 
 from __future__ import annotations

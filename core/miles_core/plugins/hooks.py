@@ -25,9 +25,7 @@ _MARK = f"{hookspecs.PROJECT}_impl"
 _EVERY_HOOK = frozenset(hook for kind in KINDS.values() for hook in kind.hooks)
 
 
-def collect(
-    kind: Kind, module: ModuleType, target: object, hook: str | None = None
-) -> dict[str, AnyCallable]:
+def collect(kind: Kind, module: ModuleType, target: object, hook: str | None = None) -> dict[str, AnyCallable]:
     """The hooks of `target`, adapted to their specs, in the order of `kind.hooks`.
 
     `target` is a module, a class (instantiated here), an object with methods, or a function; a function
@@ -78,9 +76,7 @@ def _of_object(kind: Kind, target: object) -> Iterator[tuple[str, AnyCallable]]:
                 yield hook, getattr(target, name)
 
 
-def _of_function(
-    kind: Kind, module: ModuleType, function: AnyCallable, hook: str | None
-) -> dict[str, AnyCallable]:
+def _of_function(kind: Kind, module: ModuleType, function: AnyCallable, hook: str | None) -> dict[str, AnyCallable]:
     """The function itself, and beside it the kind's other hooks: attributes of it, or of its module."""
     name = hook or _named_after(kind, function) or kind.main_hook
     if name is None:
@@ -88,9 +84,7 @@ def _of_function(
             f"is a function, and a {kind.name} has the hooks {listed(kind.hooks)}\n"
             "  name the function after the one it is, or name its module instead"
         )
-    found = {
-        other: impl for other, impl in _of_module(kind, module) if impl is not function and other != name
-    }
+    found = {other: impl for other, impl in _of_module(kind, module) if impl is not function and other != name}
     for other in kind.hooks:
         beside = getattr(function, "__dict__", {}).get(other)
         if other != name and callable(beside):

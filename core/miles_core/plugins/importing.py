@@ -12,10 +12,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from importlib_metadata import EntryPoint
-
 from miles_core.errors import PluginLoadError
-from miles_core.plugins.kinds import KINDS
 from miles_core.plugins.records import PluginRecord
 from miles_core.plugins.wording import meant
 
@@ -24,12 +21,12 @@ def import_target(record: PluginRecord) -> tuple[ModuleType, object]:
     """The module and the object that `record` names (the same one if it names a module)."""
     if not record.distribution:
         return _import_dotted(record.target)
-    entry = EntryPoint(record.name, record.target, KINDS[record.kind].group)
-    module = _import(entry.module, record)
+    name, _, attribute = record.target.partition(":")
+    module = _import(name, record)
     if module is None:
         advice = f"is {record.distribution} installed whole? reinstall it, or tell its author"
-        raise PluginLoadError(f"cannot be imported: there is no module {entry.module!r}\n  {advice}")
-    return module, _attribute(module, entry.attr.split(".") if entry.attr else [])
+        raise PluginLoadError(f"cannot be imported: there is no module {name!r}\n  {advice}")
+    return module, _attribute(module, attribute.split(".") if attribute else [])
 
 
 def _import_dotted(path: str) -> tuple[ModuleType, object]:
@@ -111,9 +108,7 @@ def _attribute(module: ModuleType, names: list[str]) -> object:
         except AttributeError as error:
             close = meant(name, (known for known in dir(value) if not known.startswith("_")))
             advice = f"did you mean {close}?" if close else f"look into {module.__file__ or path}"
-            raise PluginLoadError(
-                f"cannot be loaded: {path} has no attribute {name!r}\n  {advice}"
-            ) from error
+            raise PluginLoadError(f"cannot be loaded: {path} has no attribute {name!r}\n  {advice}") from error
         except BaseException as error:
             _refuse(error, module.__name__, _advice(error))
         path = f"{path}.{name}"

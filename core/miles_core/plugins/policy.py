@@ -36,6 +36,7 @@ def settle(records: Sequence[PluginRecord], environ: Mapping[str, str]) -> list[
 def _contest(same: Sequence[PluginRecord]) -> None:
     flag = KINDS[same[0].kind].flag
     builtin = any(record.builtin for record in same)
+    owners = sorted(record.distribution for record in same)
     for record in same:
         choose = f"choose it with {flag} {record.selector}"
         if builtin and not record.builtin:
@@ -43,10 +44,10 @@ def _contest(same: Sequence[PluginRecord]) -> None:
             record.bare = False
             record.mark(State.SHADOWED, what, f"{choose}, or ask its author to rename it")
         elif not builtin:
-            others = sorted(other.distribution for other in same if other is not record)
-            what = f"has the same name as one in {listed(others)}"
-            other = "the other" if len(others) == 1 else "the others"
-            record.mark(State.CONFLICT, what, f"{choose}, or leave {other} out with {DISABLE}")
+            others = (owner for owner in owners if owner != record.distribution)
+            what = f"has the same name as one in {listed(others, most=3)}"
+            rest = "the other" if len(same) == 2 else "the others"
+            record.mark(State.CONFLICT, what, f"{choose}, or leave {rest} out with {DISABLE}")
 
 
 def _exclude(records: Sequence[PluginRecord], environ: Mapping[str, str]) -> list[Problem]:

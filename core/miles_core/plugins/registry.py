@@ -35,9 +35,7 @@ class Registry:
         self._dotted: dict[tuple[str, str], PluginRecord] = {}
 
     @classmethod
-    def discover(
-        cls, *, path: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ
-    ) -> Registry:
+    def discover(cls, *, path: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> Registry:
         """Read the metadata on `path` (`sys.path`); imports no plugin, and no plugin can make it fail."""
         records, problems = installed(sys.path if path is None else path)
         return cls(records, [*problems, *policy.settle(records, environ)])

@@ -31,9 +31,7 @@ class Selector:
         """Split `text` at `@` first, then `:`, then `.`; raise ConfigError if a part is malformed."""
         rest, at, revision = text.strip().partition("@")
         if at and not revision:
-            raise ConfigError(
-                f"the revision after '@' in {text!r} is empty\n  write name@revision, or name alone"
-            )
+            raise ConfigError(f"the revision after '@' in {text!r} is empty\n  write name@revision, or name alone")
         dist, colon, name = rest.rpartition(":")
         if colon:
             return cls(text, _name(name, text), _distribution(dist, text), revision or None)

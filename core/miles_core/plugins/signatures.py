@@ -35,9 +35,7 @@ def adapted(hook: str, function: AnyCallable) -> AnyCallable:
         return function
     given = tuple(_parameters(hook, getattr(hookspecs, hook)))
     names = [p.name for p in parameters.values() if p.kind in _POSITIONAL]
-    if tuple(parameters) == given and all(
-        p.kind is Parameter.POSITIONAL_OR_KEYWORD for p in parameters.values()
-    ):
+    if tuple(parameters) == given and all(p.kind is Parameter.POSITIONAL_OR_KEYWORD for p in parameters.values()):
         return function
     if hook == "message_matches" and _takes_pair(names, parameters, given):
         return _by_position(function)
@@ -128,9 +126,7 @@ def _check_arguments(hook: str, parameters: dict[str, Parameter], given: tuple[s
 def _by_name(function: AnyCallable, parameters: dict[str, Parameter], given: tuple[str, ...]) -> AnyCallable:
     """Binds the spec's arguments, and passes on those that `function` accepts."""
     kinds = {p.kind for p in parameters.values()}
-    by_position = [
-        p.name for p in parameters.values() if p.kind is Parameter.POSITIONAL_ONLY and p.name in given
-    ]
+    by_position = [p.name for p in parameters.values() if p.kind is Parameter.POSITIONAL_ONLY and p.name in given]
     named = [p.name for p in parameters.values() if _is_named(p) and p.name in given]
     if Parameter.VAR_KEYWORD in kinds:
         named = list(given)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 
-def meant(name: str, known: Iterable[str]) -> str | None:
+def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known name that is probably meant by `name`, or None if none is close."""
-    close = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    from difflib import get_close_matches  # here, since it is rarely needed
+
+    close = get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
     return close[0] if close else None
 
 
-def listed(names: Iterable[str], last: str = "and") -> str:
-    """`a`, `a and b`, or `a, b and c`."""
+def listed(names: Iterable[str], last: str = "and", most: int | None = None) -> str:
+    """`a`, `a and b`, or `a, b and c`; with `most`, the rest is only counted: `a, b and 7 more`."""
     items = list(names)
+    if most is not None and len(items) > most + 1:
+        items = [*items[:most], f"{len(items) - most} more"]
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} {last} {items[-1]}"

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 from miles_core.errors import ConfigError, PluginContractError, PluginLoadError
-from miles_core.plugins import generate_form
+from miles_core.plugins.signatures import generate_form
 from miles_core.types import GenerateFnInput, GenerateFnOutput, Sample
 
 Generate: TypeAlias = Callable[[GenerateFnInput], Awaitable[GenerateFnOutput]]
@@ -26,7 +26,7 @@ def load_generate_function(source: Any) -> Generate:
     name = getattr(target, "__qualname__", type(target).__qualname__)
     call = _adapt(target, name)
 
-    async def generate(input: GenerateFnInput) -> GenerateFnOutput:  # noqa: A002
+    async def generate(input: GenerateFnInput) -> GenerateFnOutput:
         return _checked(await call(input), name)
 
     if hasattr(target, "add_arguments"):

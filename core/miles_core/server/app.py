@@ -146,11 +146,15 @@ class Routes:
                 return StreamingResponse(
                     self._late(task), media_type="text/event-stream", headers={"x-miles-stream": "whole"}
                 )
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
         finally:
-            if gone.done() and not task.done():
+            hung_up = gone.done() and not task.done()
+            if hung_up:
                 task.cancel()
             gone.cancel()
-        if gone.done() and not gone.cancelled() and not task.done():
+        if hung_up:
             log.info("session %s: the client hung up; its turn was aborted", session.id)
             return Response(status_code=499)
         return self._answer(await task, turn)

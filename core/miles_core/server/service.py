@@ -185,6 +185,7 @@ class SessionService:
         limit = body.get("max_seq_len")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise RequestError(f"max_seq_len must be a positive integer or null (found {limit!r})")
+        limit = self.settings.max_seq_len if limit is None else limit
         if body.get("metadata") is not None and not isinstance(body["metadata"], dict):
             raise RequestError(f"metadata must be an object or null (found {body['metadata']!r})")
         head = session.forest.last

@@ -117,9 +117,8 @@ def records(session: Session, which: str) -> Iterator[bytes]:
     """The session's records as JSON, one at a time; `which` is `all`, `last` or `none`."""
     head = session.forest.last
     if head is None or which == "none":
-        return
-    for node in head.path() if which == "all" else [head]:
-        yield _record(node)
+        return iter(())
+    return map(_record, head.path() if which == "all" else [head])
 
 
 def _record(node: Node) -> bytes:

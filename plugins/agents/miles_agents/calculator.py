@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import operator
 import re
@@ -44,13 +45,6 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
 }
-
-# what the OpenAI client's typed method takes; the rest goes into `extra_body`
-_TYPED = frozenset(
-    "frequency_penalty logit_bias logprobs max_completion_tokens max_tokens metadata n parallel_tool_calls "
-    "presence_penalty reasoning_effort response_format seed stop temperature tool_choice top_logprobs top_p user".split()
-)
-
 
 async def run_agent(
     base_url: str,
@@ -98,12 +92,12 @@ def _ssl_context() -> ssl.SSLContext:
 
 async def _ask(client: AsyncOpenAI, messages: list[Message], request_kwargs: dict[str, Any]) -> Message:
     """One turn; the answer as it came, so that it is sent back unchanged."""
-    typed = {key: value for key, value in request_kwargs.items() if key in _TYPED}
-    extra = {key: value for key, value in request_kwargs.items() if key not in _TYPED}
-    tools = extra.pop("tools", None) or [CALCULATOR_TOOL]
-    reply = await client.chat.completions.create(
-        model="default", messages=messages, tools=tools, extra_body=extra or None, **typed
-    )
+    create: Any = client.chat.completions.create
+    known = inspect.signature(create).parameters  # an engine's own fields are none of the client's
+    typed = {key: value for key, value in request_kwargs.items() if key in known}
+    extra = {key: value for key, value in request_kwargs.items() if key not in known}
+    given = {"model": "default", "tools": [CALCULATOR_TOOL], **typed, "messages": messages}
+    reply = await create(**given, extra_body=extra or None)
     message: Message = reply.choices[0].message.model_dump(exclude_unset=True, exclude_none=True)
     return message
 

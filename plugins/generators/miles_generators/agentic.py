@@ -29,17 +29,22 @@ DELETE_TIMEOUT = 10.0
 
 _RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 
-_CHAT_FIELDS = frozenset(
-    # OpenAI's
-    "frequency_penalty logit_bias logprobs max_completion_tokens max_tokens n parallel_tool_calls presence_penalty "
-    "reasoning_effort response_format seed stop stream stream_options temperature tool_choice tools top_logprobs "
-    "top_p user "
-    # SGLang's own
-    "cache_salt chat_template_kwargs custom_logit_processor custom_params ebnf extra_key ignore_eos lora_path min_p "
-    "min_tokens no_stop_trim priority regex repetition_penalty return_hidden_states return_indexer_topk "
-    "return_meta_info return_routed_experts separate_reasoning skip_special_tokens stop_regex stop_token_ids "
-    "stream_reasoning top_k".split()
-)
+_OPENAI_FIELDS = """
+    frequency_penalty logit_bias logprobs max_completion_tokens max_tokens n parallel_tool_calls presence_penalty
+    reasoning_effort response_format seed stop stream stream_options temperature tool_choice tools top_logprobs
+    top_p user
+"""
+
+_SGLANG_FIELDS = """
+    cache_salt chat_template_kwargs custom_logit_processor custom_params ebnf extra_key ignore_eos images_config
+    lora_path max_dynamic_patch min_dynamic_patch min_p min_tokens ngram_corpus_id no_stop_trim priority regex
+    repetition_penalty return_cached_tokens_details return_hidden_states return_indexer_topk return_meta_info
+    return_prompt_token_ids return_routed_experts return_token_ids separate_reasoning session_params
+    skip_special_tokens stop_regex stop_token_ids stream_reasoning task top_k use_audio_in_video
+"""
+
+_CHAT_FIELDS = frozenset(_OPENAI_FIELDS.split() + _SGLANG_FIELDS.split())
+"""What the engine's chat request knows, without what the session server sets itself."""
 
 _SERVER_KEYS = frozenset({"accumulated_token_ids", "tito_session_mismatch", "leaf"})
 """Metadata that the agent cannot replace."""
@@ -59,7 +64,7 @@ class _Session:
     api_key: str | None
 
 
-async def generate(input: GenerateFnInput) -> GenerateFnOutput:  # noqa: A002
+async def generate(input: GenerateFnInput) -> GenerateFnOutput:
     """One rollout of the run's agent: one sample, or in tree mode a list of siblings."""
     if input.state.agent is None:
         raise ConfigError("the agentic generate function needs an agent: give --agent NAME")
@@ -83,7 +88,7 @@ def chat_request_kwargs(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in given.items() if key in _CHAT_FIELDS}
 
 
-def agent_metadata(input: GenerateFnInput, session: _Session) -> dict[str, Any]:  # noqa: A002
+def agent_metadata(input: GenerateFnInput, session: _Session) -> dict[str, Any]:
     """What the agent is told: the sample's metadata, its label, and where its session is."""
     metadata = copy.deepcopy(input.sample.metadata)
     metadata.setdefault("label", copy.deepcopy(input.sample.label))
@@ -96,7 +101,7 @@ def agent_metadata(input: GenerateFnInput, session: _Session) -> dict[str, Any]:
     return metadata
 
 
-async def _run_agent(input: GenerateFnInput, session: _Session) -> dict[str, Any]:  # noqa: A002
+async def _run_agent(input: GenerateFnInput, session: _Session) -> dict[str, Any]:
     """What the agent returned; if it raised, or returned what no metadata can be, a note of that."""
     prompt = input.sample.prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else copy.deepcopy(prompt)
@@ -116,8 +121,8 @@ async def _run_agent(input: GenerateFnInput, session: _Session) -> dict[str, Any
         error: BaseException = asyncio.CancelledError("the agent cancelled itself")
     except (Exception, SystemExit) as raised:
         error = raised
-    log.warning("the agent failed, its turns are kept: %s: %s", type(error).__name__, error)
-    return {"agent_error": f"{type(error).__name__}: {error}"}
+    log.warning("the agent failed, its turns are kept: %s", _text(error))
+    return {"agent_error": _text(error)}
 
 
 def _as_metadata(returned: object) -> dict[str, Any]:
@@ -131,7 +136,7 @@ def _as_metadata(returned: object) -> dict[str, Any]:
 
 async def _collect(
     http: aiohttp.ClientSession,
-    input: GenerateFnInput,  # noqa: A002
+    input: GenerateFnInput,
     session: _Session,
     returned: dict[str, Any],
 ) -> list[Sample]:
@@ -243,4 +248,7 @@ def _check(status: int, payload: bytes, request: str) -> None:
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".rstrip(": ")
+    """Type and text; the OpenAI client keeps a refusal's reason in `body`, and out of the text."""
+    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    body = getattr(error, "body", None)
+    return f"{text}: {body}" if isinstance(body, str) and body not in text else text

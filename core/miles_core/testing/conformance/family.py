@@ -73,11 +73,7 @@ def declares_a_family(plugin: Plugin) -> str | None:
 def binds(plugin: Plugin) -> str | Skip | None:
     """Every revision binds to a tokenizer that has the family's tokens."""
     bound = list(_bound(plugin))
-    return (
-        None
-        if bound
-        else Skip("needs tokens that only its checkpoints' tokenizers have; see miles-plugins verify")
-    )
+    return None if bound else Skip("needs tokens that only its checkpoints' tokenizers have; see miles-plugins verify")
 
 
 def renders(plugin: Plugin) -> str | None:
@@ -176,9 +172,7 @@ def _join_fault(bound: BoundFamily, turn: _Turn, appended: Message) -> str | Non
     suffix = bound.encode(bound.render_suffix(turn.message, [appended], turn.tools))
     kept, bridge = bound.join(checkpoint, suffix)
     if len(checkpoint) - kept > bound.family.max_trim_tokens:
-        return (
-            f"join drops {len(checkpoint) - kept} tokens, max_trim_tokens is {bound.family.max_trim_tokens}"
-        )
+        return f"join drops {len(checkpoint) - kept} tokens, max_trim_tokens is {bound.family.max_trim_tokens}"
     joined = [*checkpoint[:kept], *bridge, *suffix]
     whole = bound.encode(bound.render([_ASKED, turn.message, appended], turn.tools))
     if joined == whole:

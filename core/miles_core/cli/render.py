@@ -1,0 +1,95 @@
+"""`miles-plugins render`: messages to text and ids, and checkpoints joined with appended messages."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from miles_core.cli.output import claim_stdout
+from miles_core.errors import ConfigError, MilesError, RequestError
+
+if TYPE_CHECKING:
+    from miles_core.tito import BoundFamily
+
+
+@click.command("render", help="Render messages with a model family's template: JSON lines in, JSON lines out.")
+@click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family.")
+@click.option("--checkpoint", "--hf-checkpoint", required=True, metavar="DIR|ID", help="The tokenizer.")
+@click.option("--chat-template-path", default=None, metavar="FILE", help="A chat template; only for family default.")
+@click.argument("file", type=click.File("rb"), default="-")
+def command(tito_model: str, checkpoint: str, chat_template_path: str | None, file: Any) -> None:
+    """Read lines from FILE (stdin by default); a line that fails gives an error line and the rest goes on.
+
+    A line is `{"messages", "tools", "chat_template_kwargs", "add_generation_prompt"}` and gives `{"text",
+    "ids"}`; with `"k"` and `"checkpoint_ids"` it gives the next turn's prompt and its parts.
+    """
+    from miles_core.plugins import Registry
+    from miles_core.server.service import load_family
+
+    stdout = claim_stdout()
+    family, _ = load_family(Registry.discover(), tito_model, checkpoint, chat_template_path)
+    for line in _lines(file):
+        stdout.write(orjson.dumps(render_line(family, line)).decode("utf-8") + "\n")
+    stdout.flush()
+
+
+def _lines(file: Any) -> Iterator[bytes]:
+    source = file if file is not sys.stdin else sys.stdin.buffer
+    return (line for line in source if line.strip())
+
+
+def render_line(family: BoundFamily, line: bytes) -> dict[str, Any]:
+    """The answer to one line: text and ids, a join, or an error with its type and message."""
+    try:
+        row = _read(line)
+        return _join(family, row) if "k" in row or "checkpoint_ids" in row else _render(family, row)
+    except MilesError as error:
+        return {"error": {"type": type(error).__name__, "message": error.message}}
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the line is not valid JSON in valid Unicode: {error}") from error
+    if not isinstance(row, dict):
+        raise RequestError(f"the line is a JSON {type(row).__name__}, expected an object with messages")
+    if not isinstance(row.get("messages"), list):
+        raise RequestError("the line has no list of messages")
+    kwargs = row.get("chat_template_kwargs")
+    if kwargs is not None and not isinstance(kwargs, dict):
+        raise RequestError(f"chat_template_kwargs must be an object (found {kwargs!r})")
+    return row
+
+
+def _render(family: BoundFamily, row: dict[str, Any]) -> dict[str, Any]:
+    kwargs = family.merge_kwargs(row.get("chat_template_kwargs"))
+    prompt = row.get("add_generation_prompt", True)
+    text = family.render(row["messages"], row.get("tools"), kwargs, bool(prompt))
+    return {"text": text, "ids": family.encode(text)}
+
+
+def _join(family: BoundFamily, row: dict[str, Any]) -> dict[str, Any]:
+    messages, k, ids = row["messages"], row.get("k"), row.get("checkpoint_ids")
+    if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= len(messages):
+        raise RequestError(f"k={k!r}: expected how many of the {len(messages)} messages are stored")
+    size = family.tokenizer.vocab_size
+    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
+        raise RequestError(f"checkpoint_ids must be a list of token ids below {size}")
+    kwargs = family.merge_kwargs(row.get("chat_template_kwargs"))
+    suffix_text = family.render_suffix(messages[k - 1], messages[k:], row.get("tools"), kwargs)
+    suffix = family.encode(suffix_text)
+    kept, bridge = family.join(ids, suffix)
+    if not 0 <= kept <= len(ids):
+        raise ConfigError(f"family {family.name} kept {kept} of {len(ids)} checkpoint ids")
+    return {
+        "ids": [*ids[:kept], *bridge, *suffix],
+        "kept": kept,
+        "bridge_ids": bridge,
+        "suffix_text": suffix_text,
+        "suffix_ids": suffix,
+    }

@@ -1,0 +1,150 @@
+"""`miles-plugins serve`: the session server in the foreground."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from miles_core.cli.output import write
+from miles_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from miles_core.plugins import Registry
+    from miles_core.server.service import Parts
+    from miles_core.server.settings import ServerSettings
+
+HISTORIES = {"linear": "linear", "v1": "linear", "tree": "tree", "v2": "tree"}
+
+
+@click.command("serve", help="Run the session server.", epilog="Several --engine URLs share the sessions.")
+@click.option("--checkpoint", "--hf-checkpoint", metavar="DIR|ID", help="The tokenizer; --model's by default.")
+@click.option("--model", metavar="DIR|ID", help="The weights, for an engine we start; --checkpoint by default.")
+@click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family.")
+@click.option(
+    "--engine", "engines", multiple=True, required=True, metavar="URL|NAME", help="Engine URLs, or one engine's name."
+)
+@click.option("--host", "--session-server-ip", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", "--session-server-port", default=8100, show_default=True, help="Port; 0 takes a free one.")
+@click.option("--history", type=click.Choice(["linear", "tree"]), default=None, help="How histories grow.  [linear]")
+@click.option(
+    "--use-session-server", is_flag=False, flag_value="v1", default=None, type=click.Choice(["v1", "v2"]),
+    help="--history under its older name: v1 is linear, v2 is tree.",
+)  # fmt: skip
+@click.option(
+    "--message-matcher", "--session-message-matcher", default="strict", show_default=True, metavar="NAME",
+    help="Who decides whether a replayed message is the stored one.",
+)  # fmt: skip
+@click.option("--max-rollback", default=1, show_default=True, help="Generations a retry may discard.")
+@click.option("--api-key", envvar="MILES_API_KEY", default=None, help="Key that clients must send (or MILES_API_KEY).")
+@click.option("--engine-api-key", envvar="MILES_ENGINE_API_KEY", default=None, help="Key to send to the engine.")
+@click.option("--public-url", default=None, help="URL under which agents reach this server.")
+@click.option("--max-body-mb", default=64.0, show_default=True, help="Larger request bodies are refused.")
+@click.option("--max-sessions", default=0, help="Open sessions at most; 0 is no limit.")
+@click.option("--max-concurrent", default=0, help="Turns in flight at most; 0 is no limit.")
+@click.option("--apply-chat-template-kwargs", default=None, metavar="JSON", help="Template kwargs of every session.")
+@click.option(
+    "--chat-template-path", default=None, metavar="FILE",
+    help="A chat template; only for --tito-model default, since a named family brings its own.",
+)  # fmt: skip
+@click.option("--max-seq-len", default=None, type=int, help="Cut samples at this many tokens unless asked otherwise.")
+@click.option("--reject-control-tokens", is_flag=True, help="Refuse user and tool text that spells control tokens.")
+@click.option(
+    "--on-tools-change", type=click.Choice(["keep", "refuse"]), default="keep", show_default=True,
+    help="When a session's tools change: keep the prefix and say so in its metadata, or refuse.",
+)  # fmt: skip
+def command(engines: tuple[str, ...], history: str | None, use_session_server: str | None, **flags: Any) -> None:
+    """Check the flags, start the engine if it is ours, serve until a signal."""
+    from miles_core.plugins import Registry
+    from miles_core.server.run import serve
+
+    flags["history"] = _history(history, use_session_server)
+    checkpoint, model = flags.pop("checkpoint"), flags.pop("model")
+    flags["checkpoint"] = checkpoint or model
+    if flags["checkpoint"] is None:
+        raise ConfigError("--checkpoint is missing: give the directory (or id) that holds the model's tokenizer")
+    registry = Registry.discover()
+    flags["chat_template_kwargs"] = _json_object(flags.pop("apply_chat_template_kwargs"))
+    settings = _settings(flags, ("http://placeholder",))
+    with ExitStack() as stack:
+        urls = _engine_urls(engines, model or checkpoint, settings, registry, stack)
+        settings = _settings(flags, urls)
+        serve(settings, registry, lambda parts, url: write(start_block(settings, parts, url, engines)))
+
+
+def _history(history: str | None, older: str | None) -> str:
+    chosen = {HISTORIES[value] for value in (history, older) if value is not None}
+    if len(chosen) > 1:
+        raise ConfigError(f"--history {history} and --use-session-server {older} contradict each other; give one")
+    return chosen.pop() if chosen else "linear"
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--apply-chat-template-kwargs {text}: not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"--apply-chat-template-kwargs {text}: expected a JSON object")
+    return value
+
+
+def _settings(flags: dict[str, Any], urls: tuple[str, ...]) -> ServerSettings:
+    from miles_core.server.settings import ServerSettings
+
+    return ServerSettings(engine_urls=urls, **flags)
+
+
+def _engine_urls(
+    engines: tuple[str, ...], model: str, settings: ServerSettings, registry: Registry, stack: ExitStack
+) -> tuple[str, ...]:
+    """URLs as given, or those of the engine that is started by name and stopped with the server."""
+    from miles_core.engine.base import EngineConfig
+
+    names = [engine for engine in engines if "://" not in engine]
+    if not names:
+        return engines
+    if len(engines) > 1:
+        raise ConfigError(f"--engine {' --engine '.join(engines)}: give URLs, or one engine's name")
+    engine = registry.load("engine", names[0]).call(
+        "launch_engine",
+        EngineConfig(
+            model=_located(model), checkpoint=_located(settings.checkpoint), tito_model=settings.tito_model,
+            progress=lambda line: click.echo(line, err=True),
+        ),
+    )  # fmt: skip
+    stack.callback(engine.close)
+    return tuple(engine.urls)
+
+
+def _located(name: str) -> str:
+    path = Path(name)
+    return str(path.resolve()) if path.exists() else name
+
+
+def start_block(settings: ServerSettings, parts: Parts, url: str, engines: tuple[str, ...]) -> str:
+    """What is running, for a person to check at a glance."""
+    bound = parts.family
+    engine = ", ".join(settings.engine_urls)
+    if engines and "://" not in engines[0]:
+        engine = f"{engines[0]} at {engine}"
+    rows = {
+        "model": settings.checkpoint,
+        "family": f"{bound.name}@{bound.revision.name}" + (" (best effort)" if bound.family.best_effort else ""),
+        "template": bound.template.source,
+        "matcher": settings.message_matcher,
+        "history": f"{settings.history}, at most {settings.max_rollback} generations rolled back",
+        "engine": engine,
+        "plugins": ", ".join(parts.plugins),
+        "url": url,
+    }
+    lines = [f"  {name:<9} {value}" for name, value in rows.items()]
+    if bound.family.best_effort:
+        lines.append("  note      family default follows the checkpoint's template and cannot prove it append-only;")
+        lines.append("            name the model's family with --tito-model where there is one")
+    return "\n".join(["miles-plugins session server", *lines])
