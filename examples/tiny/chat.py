@@ -1,47 +1,43 @@
-"""The Qwen3 chat layout with tools, thinking kept in every turn."""
+"""Demonstrations as text and ids, by the product's own `qwen3` family."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+import random
 
-TOOLS_HEAD = (
-    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
-)
-TOOLS_TAIL = (
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
-    "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
-)
+import tokenizers
+from task import TOOLS, demonstrate, make_problem
+
+from miles_core.tito import BoundFamily, Tokenizer
+from miles_tito_families.qwen3 import FAMILY
+
 GENERATION_PROMPT = "<|im_start|>assistant\n"
 
 
-def tools_turn(tools: list[dict[str, Any]]) -> str:
-    """The system turn that lists the tools."""
-    lines = "".join("\n" + json.dumps(tool, ensure_ascii=False) for tool in tools)
-    return f"<|im_start|>system\n{TOOLS_HEAD}{lines}{TOOLS_TAIL}<|im_end|>\n"
+def bind(tokenizer: tokenizers.Tokenizer) -> BoundFamily:
+    """The `qwen3` family on a tokenizer that need not be on disk."""
+    return FAMILY.bind(Tokenizer(tokenizer, source="examples/tiny"))
 
 
-def tool_result(text: str) -> str:
-    """The turn that brings one tool result."""
-    return f"<|im_start|>user\n<tool_response>\n{text}\n</tool_response><|im_end|>\n"
+def make_chat(family: BoundFamily, rng: random.Random, slip_rate: float, held_out: set[str]) -> str:
+    """The text of one demonstration whose expression is not held out."""
+    problem = make_problem(rng)
+    while problem.expression in held_out:
+        problem = make_problem(rng)
+    return family.render(demonstrate(problem, rng, slip_rate), TOOLS, add_generation_prompt=False)
 
 
-def message_turn(message: dict[str, Any]) -> str:
-    """One message of the task: text, one tool result, or an assistant turn."""
-    role, body = message["role"], message["content"]
-    if role == "tool":
-        return tool_result(body)
-    if role == "assistant":
-        body = f"<think>\n{message['reasoning_content']}\n</think>\n\n{body}"
-        for call in message.get("tool_calls", ()):
-            arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-            name = call["function"]["name"]
-            body += f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-    return f"<|im_start|>{role}\n{body}<|im_end|>\n"
+def shared_start(family: BoundFamily) -> list[int]:
+    """The ids that every chat begins with: the turn that lists the tools."""
+    question = [{"role": "user", "content": ""}]
+    alone = family.render(question, None, add_generation_prompt=False)
+    return family.encode(family.render(question, TOOLS, add_generation_prompt=False).removesuffix(alone))
 
 
-def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    """The whole chat as text."""
-    return tools_turn(tools) + "".join(message_turn(message) for message in messages)
+def mark_sampled(ids: list[int], opening: list[int], end: int) -> list[bool]:
+    """Which ids the model samples: from each generation prompt to the end token."""
+    marks, inside = [], False
+    for at, token in enumerate(ids):
+        inside = inside or ids[max(at - len(opening), 0) : at] == opening
+        marks.append(inside)
+        inside = inside and token != end
+    return marks

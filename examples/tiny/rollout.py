@@ -7,21 +7,16 @@ to them, never is a chat encoded again.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from chat import GENERATION_PROMPT, render, tool_result
-from task import CALCULATOR_TOOL, calculate
-from tokenizers import Tokenizer
+from task import TOOLS
 from transformers import Qwen3ForCausalLM
-from vocabulary import END_OF_TEXT, TURN_END
 
-CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>$", re.DOTALL)
-ANSWER = re.compile(r"The answer is (-?\d+)\.")
-MAX_TURNS = 4
+from miles_agents.calculator import ANSWER, MAX_TURNS, calculate, grade
+from miles_core.tito import BoundFamily
 
 
 @dataclass
@@ -30,13 +25,12 @@ class Rollout:
 
     label: str
     ids: list[int]
-    turns: list[str] = field(default_factory=list)
     outcome: str = ""
 
 
 def run_rollouts(
     model: Qwen3ForCausalLM,
-    tokenizer: Tokenizer,
+    family: BoundFamily,
     prompts: list[dict[str, Any]],
     samples: int,
     *,
@@ -47,15 +41,15 @@ def run_rollouts(
     torch.manual_seed(seed)
     rollouts = []
     for line in prompts:
-        text = render(line["prompt"], [CALCULATOR_TOOL]) + GENERATION_PROMPT
-        ids = tokenizer.encode(text).ids
+        ids = family.encode(family.render(line["prompt"], TOOLS))
         rollouts += [Rollout(line["label"], list(ids)) for _ in range(samples)]
     for _ in range(MAX_TURNS):
         waiting = [rollout for rollout in rollouts if not rollout.outcome]
         for at in range(0, len(waiting), 64):
-            _sample_turn(model, tokenizer, waiting[at : at + 64], max_tokens)
-        for rollout in waiting:
-            _take_turn(tokenizer, rollout)
+            batch = waiting[at : at + 64]
+            for rollout, new in zip(batch, _sample(model, batch, max_tokens), strict=True):
+                rollout.ids += new
+                _take_turn(family, rollout, new)
     for rollout in rollouts:
         rollout.outcome = rollout.outcome or "too many turns"
     return rollouts
@@ -69,12 +63,9 @@ def outcomes(rollouts: list[Rollout]) -> dict[str, int]:
     return dict(Counter(rollout.outcome for rollout in rollouts).most_common())
 
 
-@torch.no_grad()
-def _sample_turn(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, batch: list[Rollout], max_tokens: int
-) -> None:
-    """Extend each chat by one turn of the model, up to its end token or `max_tokens`."""
-    pad, end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(TURN_END)
+def _sample(model: Qwen3ForCausalLM, batch: list[Rollout], max_tokens: int) -> list[list[int]]:
+    """One turn of the model for each chat: to its end token, or `max_tokens` ids."""
+    pad, end = model.config.pad_token_id, model.config.eos_token_id
     width = max(len(rollout.ids) for rollout in batch)
     lengths = torch.tensor([[len(rollout.ids)] for rollout in batch])
     padded = [[pad] * (width - len(rollout.ids)) + rollout.ids for rollout in batch]
@@ -89,30 +80,28 @@ def _sample_turn(
         eos_token_id=end,
         pad_token_id=pad,
     )
-    for rollout, row in zip(batch, output[:, width:].tolist(), strict=True):
-        new = row[: row.index(end) + 1] if end in row else row
-        rollout.ids += new
-        rollout.turns.append(tokenizer.decode(new, skip_special_tokens=False))
+    rows = output[:, width:].tolist()
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
-def _take_turn(tokenizer: Tokenizer, rollout: Rollout) -> None:
-    """Answer the turn's tool call, or grade the chat."""
-    turn = rollout.turns[-1]
-    if not turn.endswith(TURN_END):
+def _take_turn(family: BoundFamily, rollout: Rollout, new: list[int]) -> None:
+    """Answer the turn's tool calls, or grade the chat."""
+    message = family.parse(new, TOOLS)
+    if new[-1] not in family.stop_ids:
         rollout.outcome = "cut off"
-        return
-    content = turn.removesuffix(TURN_END).partition("</think>\n\n")[2]
-    if call := CALL.match(content):
-        result = _call(call[1])
-        rollout.ids += tokenizer.encode("\n" + tool_result(result) + GENERATION_PROMPT).ids
-    elif answer := ANSWER.fullmatch(content):
-        rollout.outcome = "right" if answer[1] == rollout.label else "wrong"
+    elif calls := message.get("tool_calls"):
+        results = [{"role": "tool", "content": _run_call(call)} for call in calls]
+        suffix = family.encode(family.render_suffix(message, results, TOOLS))
+        kept, bridge = family.join(rollout.ids, suffix)
+        rollout.ids = rollout.ids[:kept] + bridge + suffix
+    elif grade(message, rollout.label):
+        rollout.outcome = "right"
     else:
-        rollout.outcome = "malformed"
+        rollout.outcome = "wrong" if ANSWER.search(message["content"] or "") else "malformed"
 
 
-def _call(text: str) -> str:
+def _run_call(call: dict[str, Any]) -> str:
     try:
-        return calculate(json.loads(text)["arguments"]["expression"])
+        return calculate(json.loads(call["function"]["arguments"])["expression"])
     except (ValueError, KeyError, TypeError) as error:
         return f"error: {error}"

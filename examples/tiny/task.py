@@ -6,38 +6,19 @@ One problem is `a op b` (one call) or three numbers with precedence or brackets
 
 from __future__ import annotations
 
-import ast
-import operator
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-CALCULATOR_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "calculator",
-        "description": "Evaluate an integer expression.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string"}},
-            "required": ["expression"],
-        },
-    },
-}
+from miles_agents.calculator import CALCULATOR_TOOL, calculate
 
+TOOLS = [CALCULATOR_TOOL]
 QUESTIONS = ("What is {}?", "Compute {}.", "Calculate {}.", "How much is {}?")
 ONLY_STEP = ("Compute {}.", "I need {}.", "This is {}.")
 FIRST_STEP = ("First {}.", "Start with {}.", "Begin with {}.")
 SECOND_STEP = ("Now {}.", "Then {}.", "Next {}.")
 RESULT = ("The result is {}.", "I got {}.", "So it is {}.")
 ANSWER = "The answer is {}."
-
-OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-}
 
 
 @dataclass(frozen=True)
@@ -59,24 +40,6 @@ class Problem:
     @property
     def label(self) -> str:
         return calculate(self.expression)
-
-
-def calculate(expression: str) -> str:
-    """The text the tool answers: the integer, or `error: ...`."""
-    try:
-        return str(_value(ast.parse(expression, mode="eval").body))
-    except (SyntaxError, ValueError) as error:
-        return f"error: {error}"
-
-
-def _value(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        return OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError("only integers with + - * and brackets")
 
 
 def make_problem(rng: random.Random) -> Problem:
@@ -112,9 +75,7 @@ def demonstrate(problem: Problem, rng: random.Random, slip_rate: float = 0.0) ->
     slip_turn = rng.randrange(problem.calls)
     first = 1 - problem.first if slip == "order" else problem.first
     values, ops = list(problem.operands), list(problem.operators)
-    messages: list[dict[str, Any]] = [
-        {"role": "user", "content": rng.choice(QUESTIONS).format(problem.expression)}
-    ]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": rng.choice(QUESTIONS).format(problem.expression)}]
     result = ""
     for turn in range(problem.calls):
         at = first if turn == 0 else 0
@@ -129,9 +90,7 @@ def demonstrate(problem: Problem, rng: random.Random, slip_rate: float = 0.0) ->
     if slip == "answer":
         result = change_digit(result, rng)
     reasoning = rng.choice(RESULT).format(result)
-    messages.append(
-        {"role": "assistant", "reasoning_content": reasoning, "content": ANSWER.format(result)}
-    )
+    messages.append({"role": "assistant", "reasoning_content": reasoning, "content": ANSWER.format(result)})
     return messages
 
 
@@ -159,9 +118,7 @@ def make_prompts(count: int, rng: random.Random) -> list[dict[str, Any]]:
         problems[problem.expression] = problem
     return [
         {
-            "prompt": [
-                {"role": "user", "content": rng.choice(QUESTIONS).format(problem.expression)}
-            ],
+            "prompt": [{"role": "user", "content": rng.choice(QUESTIONS).format(problem.expression)}],
             "label": problem.label,
             "metadata": {"expression": problem.expression, "calls": problem.calls},
         }

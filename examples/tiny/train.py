@@ -1,6 +1,6 @@
 """Train the tiny Qwen3 model and write `model/` and `prompts.jsonl`.
 
-    python examples/tiny/train.py
+python examples/tiny/train.py
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from chat import GENERATION_PROMPT, render, tools_turn
-from rollout import outcomes, run_rollouts, success_rate
-from task import CALCULATOR_TOOL, demonstrate, make_problem, make_prompts
+from chat import GENERATION_PROMPT, bind, make_chat, mark_sampled, shared_start
+from task import make_prompts
 from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-from vocabulary import END_OF_TEXT, TURN_END, save_tokenizer, train_tokenizer
+from vocabulary import END_OF_TEXT, TURN_END, save_tokenizer, train_tokenizer, untrained_tokenizer
+
+from miles_core.tito import BoundFamily
+from rollout import outcomes, run_rollouts, success_rate
 
 VOCABULARY_SIZE = 512
 MAX_LENGTH = 2048
@@ -68,35 +70,17 @@ def build_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
     return model
 
 
-def make_chat(rng: random.Random, slip_rate: float, held_out: set[str]) -> str:
-    """The text of one demonstration whose expression is not held out."""
-    problem = make_problem(rng)
-    while problem.expression in held_out:
-        problem = make_problem(rng)
-    return render(demonstrate(problem, rng, slip_rate), [CALCULATOR_TOOL])
-
-
-def mark_sampled(ids: list[int], opening: list[int], end: int) -> list[bool]:
-    """Which ids the model samples: from each generation prompt to the end token."""
-    marks, inside = [], False
-    for at, token in enumerate(ids):
-        inside = inside or ids[max(at - len(opening), 0) : at] == opening
-        marks.append(inside)
-        inside = inside and token != end
-    return marks
-
-
 def make_batches(
-    tokenizer: Tokenizer, rng: random.Random, args: argparse.Namespace, held_out: set[str]
+    model: Qwen3ForCausalLM, family: BoundFamily, args: argparse.Namespace, held_out: set[str]
 ) -> Iterator[Batch]:
     """Batches of chats of like length, without end."""
-    start = len(tokenizer.encode(tools_turn([CALCULATOR_TOOL])).ids)
-    opening = tokenizer.encode(GENERATION_PROMPT).ids
-    pad, end = tokenizer.token_to_id(END_OF_TEXT), tokenizer.token_to_id(TURN_END)
+    rng = random.Random(args.seed)
+    start = len(shared_start(family))
+    opening = family.encode(GENERATION_PROMPT)
+    pad, end = model.config.pad_token_id, model.config.eos_token_id
     while True:
-        texts = [make_chat(rng, args.slips, held_out) for _ in range(POOL * args.batch)]
-        rows = [encoding.ids[start:] for encoding in tokenizer.encode_batch(texts)]
-        rows.sort(key=len)
+        texts = [make_chat(family, rng, args.slips, held_out) for _ in range(POOL * args.batch)]
+        rows = sorted((family.encode(text)[start:] for text in texts), key=len)
         groups = [rows[at : at + args.batch] for at in range(0, len(rows), args.batch)]
         rng.shuffle(groups)
         for group in groups:
@@ -115,15 +99,11 @@ def batch_loss(model: Qwen3ForCausalLM, start: torch.Tensor, batch: Batch) -> to
     return functional.cross_entropy(model.lm_head(hidden[where]), batch.ids[:, 1:][where])
 
 
-def train(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, args: argparse.Namespace, held_out: set[str]
-) -> None:
+def train(model: Qwen3ForCausalLM, family: BoundFamily, args: argparse.Namespace, held_out: set[str]) -> None:
     """`args.steps` steps of AdamW: warm-up, then a cosine down to zero."""
-    start = torch.tensor(tokenizer.encode(tools_turn([CALCULATOR_TOOL])).ids)
-    batches = make_batches(tokenizer, random.Random(args.seed), args, held_out)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=args.rate, betas=(0.9, 0.98), weight_decay=0.01
-    )
+    start = torch.tensor(shared_start(family))
+    batches = make_batches(model, family, args, held_out)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     began = time.monotonic()
     model.train()
     for step in range(args.steps):
@@ -147,12 +127,10 @@ def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     save_tokenizer(tokenizer, folder, MAX_LENGTH)
 
 
-def report(
-    model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompts: list[dict[str, Any]], seeds: list[int]
-) -> None:
+def report(model: Qwen3ForCausalLM, family: BoundFamily, prompts: list[dict[str, Any]], seeds: list[int]) -> None:
     """Print the success rate at temperature 1, four samples a prompt."""
     for seed in seeds:
-        rollouts = run_rollouts(model, tokenizer, prompts, 4, seed=seed)
+        rollouts = run_rollouts(model, family, prompts, 4, seed=seed)
         print(f"seed {seed}: success {success_rate(rollouts):.3f}  {outcomes(rollouts)}", flush=True)
 
 
@@ -176,16 +154,18 @@ def main() -> None:
     prompts = make_prompts(PROMPTS, random.Random(args.seed + 1))
     held_out = {line["metadata"]["expression"] for line in prompts}
     rng = random.Random(args.seed + 2)
-    texts = [make_chat(rng, args.slips, held_out) for _ in range(3000)]
+    bare = bind(untrained_tokenizer())
+    texts = [make_chat(bare, rng, args.slips, held_out) for _ in range(3000)]
     tokenizer = train_tokenizer(texts, VOCABULARY_SIZE)
+    family = bind(tokenizer)
     model = build_model(tokenizer)
     print(f"{model.num_parameters()} parameters, {tokenizer.get_vocab_size()} ids")
-    train(model, tokenizer, args, held_out)
+    train(model, family, args, held_out)
     save(model, tokenizer, args.out / "model")
     lines = "".join(json.dumps(line) + "\n" for line in prompts)
     (args.out / "prompts.jsonl").write_text(lines)
     print(f"trained in {time.monotonic() - began:.0f} s")
-    report(model, tokenizer, prompts, seeds=[1, 2, 3])
+    report(model, family, prompts, seeds=[1, 2, 3])
 
 
 if __name__ == "__main__":

@@ -73,6 +73,11 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Tokenizer:
     return tokenizer
 
 
+def untrained_tokenizer() -> Tokenizer:
+    """The bytes and the added tokens only: what rendering needs to know of a vocabulary."""
+    return train_tokenizer([], 256 + len(SPECIAL) + len(PLAIN))
+
+
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json`."""
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -9,6 +9,7 @@ Usage: python make_small_qwen3.py FULL_TOKENIZER_JSON
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ def merges_on_the_way(word: str, ranks: dict[tuple[str, str], int]) -> Iterator[
     """The merges that byte-pair encoding of one pre-token applies, in order."""
     parts = list(word)
     while len(parts) > 1:
-        pairs = list(zip(parts, parts[1:], strict=False))
+        pairs = list(itertools.pairwise(parts))
         best = min(pairs, key=lambda pair: ranks.get(pair, len(ranks)))
         if best not in ranks:
             return

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -70,7 +70,6 @@ class Site:
     """A directory of packages, the only one that a command run by it can see besides ours."""
 
     path: Path
-    environ: Mapping[str, str] = field(default_factory=dict)
 
     def run(
         self,
@@ -80,17 +79,22 @@ class Site:
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run `miles-plugins` with `arguments`; `path` goes before the site's own directory."""
-        places = [*map(str, path), str(self.path), str(CORE), str(self._libraries())]
         return subprocess.run(
             [sys.executable, "-S", "-m", "miles_core", *arguments],
             capture_output=True,
             text=True,
             timeout=60,
             cwd=cwd or self.path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(places), **self.environ, **(environ or {})},
+            env={**self.env(path), **(environ or {})},
         )
 
-    def _libraries(self) -> Path:
+    def env(self, path: Sequence[Path | str] = ()) -> dict[str, str]:
+        """The environment of a process that sees `path`, the site, this project and the libraries."""
+        places = [*map(str, path), str(self.path), str(CORE), str(self.libraries())]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("MILES_")}
+        return {**clean, "PYTHONPATH": os.pathsep.join(places)}
+
+    def libraries(self) -> Path:
         """Links to what is installed, without the metadata, so that no plugin installed here is seen."""
         links = self.path.parent / "libraries"
         if not links.exists():

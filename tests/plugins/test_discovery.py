@@ -83,7 +83,9 @@ def test_two_targets_under_one_name_in_one_distribution_fail(site: Path) -> None
     assert p.error == "agent p of zz-a 1.0 (zz_a) has the same name as zz_b in the same distribution"
 
 
-@pytest.mark.parametrize("raw", [b"\xff\xfe[\x00", b"[console_scripts\nx", b"no group\n[a]\n=\n", b"[a]\nx = caf\xe9\n"])
+@pytest.mark.parametrize(
+    "raw", [b"\xff\xfe[\x00", b"[console_scripts\nx", b"no group\n[a]\n=\n", b"[a]\nx = caf\xe9\n"]
+)
 def test_metadata_of_no_concern_is_passed_over(site: Path, raw: bytes) -> None:
     distribution(site, "broken", raw=raw)
     distribution(site, "zz-a", agents={"p": "zz_a"})

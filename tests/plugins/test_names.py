@@ -98,6 +98,8 @@ def test_disabled_plugins_cannot_be_chosen(rivals: tuple[Path, Path], value: str
     assert states(registry) == [("zz-a:p", "disabled"), ("zz-b:p", "disabled")]
     with pytest.raises(PluginDisabled) as caught:
         registry.find("agent", "zz-a:p")
+    with pytest.raises(PluginDisabled):
+        registry.load_record(registry.records[0])
     assert caught.value.message.startswith(
         f"agent p of zz-a 1.0 (zz_a) is disabled by MILES_PLUGINS_DISABLE={value}\n  take "
     )

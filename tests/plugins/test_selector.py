@@ -33,8 +33,7 @@ def test_revision_then_distribution_then_path(text: str, expected: Selector) -> 
         ("qwen3@", "the revision after '@' in 'qwen3@' is empty\n  write name@revision, or name alone"),
         (
             "Loose-Tool-Call",
-            "'Loose-Tool-Call' is no plugin name: those have only a-z, 0-9 and _\n"
-            "  did you mean loose_tool_call?",
+            "'Loose-Tool-Call' is no plugin name: those have only a-z, 0-9 and _\n  did you mean loose_tool_call?",
         ),
         (
             ":qwen3",

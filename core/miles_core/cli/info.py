@@ -77,7 +77,8 @@ def _options(plugin: Plugin) -> list[dict[str, str | None]]:
     """What can be chosen about it: a family's revisions, the flags of a generate function."""
     if plugin.has("tito_family"):
         family = plugin.call("tito_family")
-        return [_revision(plugin, revision, family.checkpoints) for revision in family.revisions]
+        with plugin.guard("tito_family"):
+            return [_revision(plugin, revision, family.checkpoints) for revision in family.revisions]
     if plugin.has("add_arguments"):
         parser = argparse.ArgumentParser(add_help=False)
         plugin.call("add_arguments", parser)

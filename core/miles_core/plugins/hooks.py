@@ -17,7 +17,7 @@ from miles_core.errors import PluginLoadError
 from miles_core.plugins.importing import said
 from miles_core.plugins.kinds import KINDS, MAY_LACK_MAIN_HOOK, Kind
 from miles_core.plugins.signatures import adapted
-from miles_core.plugins.wording import listed, meant
+from miles_core.plugins.wording import a, listed, meant
 
 AnyCallable = Callable[..., Any]
 
@@ -71,7 +71,8 @@ def _of_object(kind: Kind, target: object) -> Iterator[tuple[str, AnyCallable]]:
         static = inspect.getattr_static(target, name, None)
         function = getattr(static, "__func__", static)
         if callable(function) and not name.startswith("__"):
-            hook = _hook_name(kind, name, function)
+            # the marker is on the staticmethod or classmethod where it stands above that decorator
+            hook = _hook_name(kind, name, function if _mark(static) is None else static)
             if hook is not None:
                 yield hook, getattr(target, name)
 
@@ -81,7 +82,7 @@ def _of_function(kind: Kind, module: ModuleType, function: AnyCallable, hook: st
     name = hook or _named_after(kind, function) or kind.main_hook
     if name is None:
         raise PluginLoadError(
-            f"is a function, and a {kind.name} has the hooks {listed(kind.hooks)}\n"
+            f"is a function, and {a(kind.name)} has the hooks {listed(kind.hooks)}\n"
             "  name the function after the one it is, or name its module instead"
         )
     found = {other: impl for other, impl in _of_module(kind, module) if impl is not function and other != name}
@@ -110,7 +111,7 @@ def _hook_name(kind: Kind, name: str, function: object) -> str | None:
     hook = str(mark.get("specname") or name)
     if hook not in _EVERY_HOOK and not mark.get("optionalhook"):
         close = meant(hook, kind.hooks) or meant(hook, _EVERY_HOOK)
-        advice = f"did you mean {close}?" if close else f"a {kind.name} has the hooks {listed(kind.hooks)}"
+        advice = f"did you mean {close}?" if close else f"{a(kind.name)} has the hooks {listed(kind.hooks)}"
         raise PluginLoadError(f"has a function marked as hook {hook!r}, which does not exist\n  {advice}")
     return hook if hook in kind.hooks else None
 
@@ -148,5 +149,5 @@ def _nearest(kind: Kind, target: object, wanted: str) -> str:
             return f"{hook} is there, imported from {origin}: name that module, or define {hook} here"
         close = meant(hook, names)
         if close:
-            return f"found {close}; a {kind.name} defines {wanted}"
-    return f"a {kind.name} defines {wanted}"
+            return f"found {close}; {a(kind.name)} defines {wanted}"
+    return f"{a(kind.name)} defines {wanted}"

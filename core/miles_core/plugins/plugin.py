@@ -60,6 +60,8 @@ class Plugin:
         function = self.hook(hook)
         try:
             return function(*args, **kwargs)
+        except MilesError:
+            raise
         except _PLUGINS_FAULT as error:
             raise self._contract_error(hook, error) from error
 
@@ -68,12 +70,12 @@ class Plugin:
         """The same for code that `call` cannot run, such as an awaited hook or many calls in a row."""
         try:
             yield
+        except MilesError:
+            raise
         except _PLUGINS_FAULT as error:
             raise self._contract_error(hook, error) from error
 
-    def _contract_error(self, hook: str, error: BaseException) -> MilesError:
-        if isinstance(error, MilesError):
-            return error
+    def _contract_error(self, hook: str, error: BaseException) -> PluginContractError:
         what = said(error, self.module.__name__)
         return PluginContractError(f"{self.describe()} failed in {hook}: {what}")
 

@@ -64,9 +64,14 @@ class Registry:
         return plugin if parsed.revision is None else plugin.at(parsed.revision)
 
     def load_record(self, record: PluginRecord, *, hook: str | None = None) -> Plugin:
-        """Load the plugin of one of `records`, whatever its bare name means; raises PluginLoadError."""
+        """Load the plugin of one of `records`, whatever its bare name means.
+
+        Raises PluginDisabled or PluginLoadError.
+        """
         key = (record.kind, record.selector, hook)
         if key not in self._plugins:
+            if record.state is State.DISABLED:
+                raise PluginDisabled(f"{record.error}\n  {record.advice}")
             if record.state is State.FAILED:
                 raise PluginLoadError(f"{record.error}\n  {record.advice}")
             self._plugins[key] = self._load(record, hook)

@@ -21,3 +21,8 @@ def listed(names: Iterable[str], last: str = "and", most: int | None = None) -> 
     if len(items) < 2:
         return "".join(items)
     return f"{', '.join(items[:-1])} {last} {items[-1]}"
+
+
+def a(noun: str) -> str:
+    """The noun with its indefinite article: `an agent`, `a family`."""
+    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"

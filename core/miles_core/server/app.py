@@ -58,7 +58,7 @@ def error_response(error: MilesError) -> Response:
 
 async def read_body(request: Request, limit: int) -> bytes:
     """The request's body. Raises BodyTooLarge (413), as early as its length is known."""
-    text = f"the request body is over the limit of {limit / 2**20:g} MB (--max-body-mb)"
+    text = f"the request body is over the limit of {limit / 2**20:.3g} MB (--max-body-mb)"
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise BodyTooLarge(text)

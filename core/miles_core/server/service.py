@@ -157,11 +157,7 @@ class SessionService:
         """A new session from the request's body (empty, or an object). Raises RequestError, Overloaded."""
         self._refuse_when_closing()
         body = parse_body(raw) if raw.strip() else {}
-        kwargs = body.get("chat_template_kwargs") or {}
-        metadata = body.get("metadata") or {}
-        for name, value in (("chat_template_kwargs", kwargs), ("metadata", metadata)):
-            if not isinstance(value, dict):
-                raise RequestError(f"{name} must be an object (found {value!r})")
+        kwargs, metadata = _object(body, "chat_template_kwargs"), _object(body, "metadata")
         self.family.merge_kwargs(self.settings.chat_template_kwargs, kwargs)
         return self.store.create(
             chat_template_kwargs=kwargs, metadata=metadata, with_key=self.settings.api_key is not None
@@ -186,8 +182,7 @@ class SessionService:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise RequestError(f"max_seq_len must be a positive integer or null (found {limit!r})")
         limit = self.settings.max_seq_len if limit is None else limit
-        if body.get("metadata") is not None and not isinstance(body["metadata"], dict):
-            raise RequestError(f"metadata must be an object or null (found {body['metadata']!r})")
+        _object(body, "metadata")
         head = session.forest.last
         metadata = self.metadata(session)
         if head is None:
@@ -285,6 +280,13 @@ class SessionService:
 
 
 _background: set[asyncio.Task[None]] = set()
+
+
+def _object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name)
+    if value is not None and not isinstance(value, dict):
+        raise RequestError(f"{name} must be an object or null (found {value!r})")
+    return value or {}
 
 
 def forwarded_headers(headers: Mapping[str, str], session_id: str) -> dict[str, str]:

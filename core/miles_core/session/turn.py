@@ -16,7 +16,7 @@ import orjson
 from miles_core.errors import EngineReplyError, InvariantError, RequestError
 from miles_core.session.policy import HistoryPolicy, Matcher, Position
 from miles_core.session.tree import Forest, Node, TurnFacts, path_messages
-from miles_core.tito import BoundFamily, normalise_messages
+from miles_core.tito import BoundFamily, normalise_messages, normalise_tools
 from miles_core.types import Message, Tool
 
 log = logging.getLogger("miles.session")
@@ -101,13 +101,16 @@ def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, ri
     kwargs = _template_kwargs(session, body, rules)
     position = rules.policy.position(session.forest, messages, rules.matches)
     base, family = position.base, rules.family
+    normalise_tools(body.get("tools"))
     tools = body.get("tools") or None
+    offset = base.num_messages if base else 0
+    appended = normalise_messages(position.appended, family.family.content_format, first=offset)
     changed = base is not None and tools is not None and tools != base.tools
     if changed and rules.on_tools_change == "refuse":
         raise RequestError(
             "the request's tools differ from those its history was rendered with (--on-tools-change refuse)"
         )
-    control = _count_control_tokens(family, position.appended)
+    control = _count_control_tokens(family, appended)
     if control and rules.reject_control_tokens:
         raise RequestError(
             f"{control} control tokens are spelled out in user or tool content (--reject-control-tokens); remove them"
@@ -149,6 +152,9 @@ def _check_request(body: dict[str, Any]) -> list[Message]:
         raise RequestError(
             "continue_final_message is not possible in a session: the server owns the tokens of every turn"
         )
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise RequestError(f"stream must be true or false (found {_short(stream)})")
     kwargs = body.get("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise RequestError(f"chat_template_kwargs must be an object (found {_short(kwargs)})")
@@ -237,13 +243,14 @@ def _control_pattern(family: BoundFamily) -> re.Pattern[str] | None:
 
 
 def _count_control_tokens(family: BoundFamily, appended: Sequence[Message]) -> int:
+    """How many there are in normalised user and tool messages."""
     pattern = _control_pattern(family)
     if pattern is None:
         return 0
     count = 0
     for message in appended:
         if message["role"] in ("user", "tool"):
-            content = normalise_messages([message], family.family.content_format)[0]["content"]
+            content = message["content"]
             texts = [content] if isinstance(content, str) else [part["text"] for part in content]
             count += sum(len(pattern.findall(text)) for text in texts)
     if count:

@@ -24,15 +24,16 @@ MEDIA_PARTS = frozenset(
 
 
 def normalise_messages(
-    messages: Sequence[Mapping[str, Any]], content_format: ContentFormat = "string"
+    messages: Sequence[Mapping[str, Any]], content_format: ContentFormat = "string", *, first: int = 0
 ) -> list[Message]:
     """Messages as templates want them; the input is not changed.
 
     Missing or null content becomes `""`; lists of text parts become text (tool messages, and every role
     where the template takes strings: joined by one space); tool-call arguments that spell a JSON object
-    become that object, other arguments stay the text they are. Raises RenderError naming the message.
+    become that object, other arguments stay the text they are. Raises RenderError naming the message;
+    `first` is the index of the first one in the conversation.
     """
-    return [_normalise(index, message, content_format) for index, message in enumerate(messages)]
+    return [_normalise(index, message, content_format) for index, message in enumerate(messages, first)]
 
 
 def _normalise(index: int, message: Mapping[str, Any], content_format: ContentFormat) -> Message:

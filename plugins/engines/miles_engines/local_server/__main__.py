@@ -83,7 +83,7 @@ def _bind(settings: Settings) -> socket.socket:
 
 def _follow_stdin(stop: threading.Event) -> None:
     """End with the launcher: its end of our stdin closes when it goes, however it goes."""
-    while sys.stdin.buffer.read(4096):
+    while os.read(0, 4096):  # not sys.stdin: its lock, held here, would disturb the interpreter's end
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     stop.wait(10)  # a step on a large model may hold up the orderly end

@@ -108,6 +108,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ the thread
 
+    @torch.inference_mode()
     def _run(self) -> None:
         while not self._stopped:
             self._receive()
@@ -164,7 +165,11 @@ class Scheduler:
             if self._worth_waiting(job):
                 postponed.append(job)
                 continue
-            self._start(job)
+            try:
+                self._start(job)
+            except Exception as error:  # e.g. no memory for its row: the others go on
+                log.exception("a request could not start")
+                self._end(job, _failed(error))
         self._waiting.extendleft(reversed(postponed))
 
     def _worth_waiting(self, job: Job) -> bool:
@@ -255,11 +260,9 @@ class Scheduler:
             self._drop(rows, lambda job: job.finish is not None)
 
     def _fail_all(self, error: Exception) -> None:
-        message = f"the local engine failed: {type(error).__name__}: {error}"
-        finish: Finish = {"type": "abort", "message": message, "status_code": 500, "err_type": "InternalServerError"}
         for running in (*self._reading.running, *self._decoding.running):
             if running.job.finish is None:
-                self._end(running.job, dict(finish))
+                self._end(running.job, _failed(error))
         self._reading, self._decoding = Rows(), Rows()
         self._cache.clear()
 
@@ -278,6 +281,12 @@ class Scheduler:
 def _set_all(events: Sequence[asyncio.Event]) -> None:
     for event in events:
         event.set()
+
+
+def _failed(error: Exception) -> Finish:
+    """An end by a fault of ours; routes answer it with its status."""
+    message = f"the local engine failed: {type(error).__name__}: {error}"
+    return {"type": "abort", "message": message, "status_code": 500, "err_type": "InternalServerError"}
 
 
 def _finish(running: Running, token: int) -> Finish | None:

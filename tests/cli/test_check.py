@@ -1,0 +1,174 @@
+"""`miles-plugins check`, run as a command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from helpers.distributions import AGENT, Site, distribution, module
+
+WHOLE = (
+    "async def run_agent(base_url, prompt, request_kwargs, metadata):\n    pass\n\nasync def abort(args):\n    pass\n"
+)
+
+
+def test_every_plugin_has_its_line_and_a_failing_one_its_reason(site: Site) -> None:
+    distribution(site.path, "zz-a", agents={"good": "zz_good", "bad": "zz_bad"})
+    distribution(site.path, "zz-b", groups={"miles.matchers": {"never": "zz_never"}})
+    module(site.path, "zz_good", WHOLE)
+    file = module(site.path, "zz_bad", "import sys\nsys.exit(3)\n")
+    module(site.path, "zz_never", "def message_matches(stored, replayed):\n    return False\n")
+    result = site.run("check")
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout == (
+        f"FAIL  agent bad of zz-a 1.0 (zz_bad) cannot be imported: SystemExit: 3 ({file}, line 2)\n"
+        "        a plugin must not exit when it is imported; tell its author\n"
+        "ok    agent good of zz-a 1.0: 3 passed\n"
+        "FAIL  matcher never of zz-b 1.0: 2 passed\n"
+        "        fail is reflexive: does not match a message with itself: "
+        "{'role': 'system', 'content': 'Be brief.'}\n"
+        "\n"
+        "3 plugins checked, 2 failed\n"
+    )
+
+
+def test_all_well_is_exit_code_0(site: Site) -> None:
+    distribution(site.path, "zz-a", agents={"good": "zz_good"})
+    module(site.path, "zz_good", AGENT)
+    result = site.run("check")
+    assert result.returncode == 0
+    assert result.stdout == "ok    agent good of zz-a 1.0: 2 passed, 1 skipped\n\n1 plugin checked, none failed\n"
+
+
+def test_a_name_limits_the_check_and_tells_why_checks_were_skipped(site: Site) -> None:
+    distribution(site.path, "zz-a", agents={"good": "zz_good", "bad": "zz_absent"})
+    module(site.path, "zz_good", AGENT)
+    result = site.run("check", "good", "zz-a:good")
+    assert result.returncode == 0
+    line = (
+        "ok    agent good of zz-a 1.0: 2 passed, 1 skipped\n"
+        "        skip can be stopped: has no abort, which is optional\n"
+    )
+    assert result.stdout == f"{line}{line}\n2 plugins checked, none failed\n"
+
+
+def test_prints_of_a_plugin_do_not_reach_the_json(site: Site) -> None:
+    distribution(site.path, "zz-a", agents={"loud": "zz_loud", "bad": "zz_bad"})
+    noise = (
+        "import atexit, logging, os, subprocess, sys\n"
+        "print('noise')\n"
+        "sys.stdout.write('noise')\n"
+        "os.write(1, b'noise')\n"
+        "subprocess.run(['echo', 'noise'], check=True)\n"
+        "logging.basicConfig(stream=sys.stdout)\n"
+        "logging.error('noise')\n"
+        "atexit.register(print, 'noise')\n"
+    )
+    module(site.path, "zz_loud", noise + AGENT)
+    module(site.path, "zz_bad", noise + "raise ValueError('no')\n")
+    result = site.run("check", "--json")
+    assert result.returncode == 1
+    answer = json.loads(result.stdout)
+    assert [(plugin["name"], plugin["ok"]) for plugin in answer["plugins"]] == [("bad", False), ("loud", True)]
+    assert result.stderr.count("noise") == 12
+
+
+def test_json_has_checks_hooks_and_the_error(site: Site) -> None:
+    distribution(site.path, "zz-a", agents={"good": "zz_good", "bad": "zz_absent"})
+    module(site.path, "zz_good", AGENT)
+    answer = json.loads(site.run("check", "--json").stdout)
+    bad, good = answer["plugins"]
+    assert (answer["schema"], answer["problems"]) == (1, [])
+    assert bad["error"] == "agent bad of zz-a 1.0 (zz_absent) cannot be imported: there is no module 'zz_absent'"
+    assert (bad["state"], bad["checks"], bad["hooks"]) == ("failed", [], [])
+    assert (good["state"], good["error"], good["hooks"]) == ("loaded", None, ["run_agent"])
+    assert good["checks"][0] == {"name": "takes the session", "outcome": "pass", "reason": None}
+
+
+def test_disabled_plugins_are_not_checked(site: Site) -> None:
+    distribution(site.path, "zz-a", agents={"bad": "zz_absent"})
+    result = site.run("check", environ={"MILES_PLUGINS_DISABLE": "bad"})
+    assert (result.returncode, result.stdout) == (0, "0 plugins checked, none failed\n")
+
+
+def test_both_of_a_conflict_are_checked(site: Site) -> None:
+    for name in ("zz-a", "zz-b"):
+        distribution(site.path, name, agents={"p": "zz_good"})
+    module(site.path, "zz_good", AGENT)
+    result = site.run("check")
+    assert result.returncode == 0
+    assert result.stdout.endswith("2 plugins checked, none failed\n")
+
+
+def test_metadata_that_hides_plugins_is_a_failure(site: Site) -> None:
+    distribution(site.path, "zz-a", raw=b"[miles.agents]\nzz = caf\xe9\n")
+    result = site.run("check")
+    assert result.returncode == 1
+    assert "is not UTF-8" in result.stdout
+
+
+def test_a_dotted_path_needs_a_kind(site: Site) -> None:
+    module(site.path, "zz_good", AGENT)
+    result = site.run("check", "zz_good.run_agent")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == (
+        "Error: a dotted path is a plugin of any kind\n  say which: --kind agent zz_good.run_agent\n"
+    )
+    assert site.run("check", "--kind", "agent", "zz_good.run_agent").returncode == 0
+
+
+def test_ctrl_c_while_a_plugin_is_imported_stops_the_command(site: Site) -> None:
+    distribution(site.path, "zz-a", agents={"p": "zz_a"})
+    module(site.path, "zz_a", "raise KeyboardInterrupt\n")
+    result = site.run("check")
+    assert (result.returncode, result.stdout) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "reason"),
+    [
+        (
+            "agents",
+            "async def run_agent(metadata):\n    pass\n",
+            "fail takes the session: run_agent does not take base_url and prompt",
+        ),
+        (
+            "matchers",
+            "def message_matches(stored, replayed):\n    return 1\n",
+            "fail answers with a bool: answered 1 for",
+        ),
+        (
+            "matchers",
+            "def message_matches(stored, replayed):\n    stored.clear()\n    return True\n",
+            "fail leaves its arguments: changed its arguments from",
+        ),
+        (
+            "generators",
+            "async def generate(input):\n    pass\n"
+            "def add_arguments(parser):\n    parser.add_argument('--zz', required=True)\n",
+            "fail registers its flags: makes zz required; give a default",
+        ),
+        (
+            "engines",
+            "def launch_engine():\n    pass\n",
+            "fail takes its configuration: launch_engine does not take config",
+        ),
+        (
+            "sample_hooks",
+            "def pick_samples(leaf_samples):\n    return leaf_samples + leaf_samples\n",
+            "fail picks a subset: pick_samples returned a sample twice",
+        ),
+        (
+            "tito_families",
+            "def tito_family():\n    return {}\n",
+            "fail declares a family: tito_family returned dict; return a TitoFamily",
+        ),
+    ],
+)
+def test_a_plugin_that_breaks_its_contract_fails(site: Site, kind: str, source: str, reason: str) -> None:
+    distribution(site.path, "zz-a", groups={f"miles.{kind}": {"p": "zz_a"}})
+    module(site.path, "zz_a", source)
+    result = site.run("check")
+    assert result.returncode == 1
+    assert f"        {reason}" in result.stdout

@@ -1,0 +1,148 @@
+"""Hook functions against their specs: what is adapted, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from miles_core.errors import PluginLoadError
+from miles_core.plugins.signatures import adapted, generate_form
+
+
+def refusal(hook: str, function: Callable[..., Any]) -> str:
+    with pytest.raises(PluginLoadError) as caught:
+        adapted(hook, function)
+    return caught.value.message
+
+
+def test_a_function_like_the_spec_is_left_as_it_is() -> None:
+    async def run_agent(base_url: str, prompt: Any, request_kwargs: Any, metadata: Any) -> None: ...
+
+    assert adapted("run_agent", run_agent) is run_agent
+
+
+async def test_an_agent_gets_by_name_what_it_takes() -> None:
+    async def fewer(metadata: str, base_url: str) -> tuple[str, str]:
+        return metadata, base_url
+
+    hook = adapted("run_agent", fewer)
+    assert await hook(base_url="u", prompt="p", request_kwargs="r", metadata="m") == ("m", "u")
+    assert await hook("u", "p", "r", "m") == ("m", "u")
+    assert inspect.iscoroutinefunction(hook)
+
+
+async def test_an_agent_with_keyword_arguments_gets_them_all() -> None:
+    async def every(base_url: str, **kwargs: str) -> tuple[str, dict[str, str]]:
+        return base_url, kwargs
+
+    given = adapted("run_agent", every)("u", "p", "r", "m")
+    assert await given == ("u", {"prompt": "p", "request_kwargs": "r", "metadata": "m"})
+
+
+async def test_positional_only_and_defaulted_arguments() -> None:
+    async def agent(base_url: str, prompt: str, /, retries: int = 3, *, metadata: str) -> tuple[Any, ...]:
+        return base_url, prompt, retries, metadata
+
+    hook = adapted("run_agent", agent)
+    assert await hook(base_url="u", prompt="p", request_kwargs="r", metadata="m") == ("u", "p", 3, "m")
+
+
+async def test_bare_positional_arguments_get_them_all() -> None:
+    async def agent(*args: str) -> tuple[str, ...]:
+        return args
+
+    assert await adapted("run_agent", agent)("u", "p", "r", "m") == ("u", "p", "r", "m")
+
+
+def test_a_misspelled_argument_says_which_was_meant() -> None:
+    async def agent(base_url: str, prompts: Any) -> None: ...
+
+    assert refusal("run_agent", agent) == (
+        "has a run_agent with an argument 'prompts' that the hook does not give"
+        " (it gives base_url, prompt, request_kwargs and metadata)\n  did you mean prompt?"
+    )
+
+
+def test_an_argument_of_another_name_is_refused() -> None:
+    def configure(x: Any) -> None: ...
+
+    assert refusal("configure_sglang", configure) == (
+        "has a configure_sglang with an argument 'x' that the hook does not give (it gives server_args)\n"
+        "  give it a default, or leave it out"
+    )
+
+
+def test_a_sync_agent_is_refused() -> None:
+    def run_agent(base_url: str) -> None: ...
+
+    assert refusal("run_agent", run_agent) == "has a run_agent that is not async\n  write `async def run_agent`"
+
+
+def test_an_async_matcher_is_refused() -> None:
+    async def message_matches(stored: Any, replayed: Any) -> bool:
+        return True
+
+    assert refusal("message_matches", message_matches) == (
+        "has an async message_matches, which is called without await\n  write a plain `def message_matches`"
+    )
+
+
+def test_a_function_whose_arguments_cannot_be_read_is_refused() -> None:
+    assert "arguments cannot be read" in refusal("tito_family", type)
+
+
+@pytest.mark.parametrize(
+    "matcher",
+    [
+        lambda a, b: (a, b),
+        lambda stored, other: (stored, other),
+        lambda left, right, depth=3: (left, right),
+        lambda replayed, stored: (stored, replayed),
+        lambda *pair: pair,
+        lambda **pair: (pair["stored"], pair["replayed"]),
+    ],
+)
+def test_a_matcher_names_its_arguments_as_it_likes(matcher: Callable[..., Any]) -> None:
+    hook = adapted("message_matches", matcher)
+    assert hook(1, 2) == (1, 2)
+    assert hook(stored=1, replayed=2) == (1, 2)
+
+
+@pytest.mark.parametrize("matcher", [lambda message: True, lambda a, b, c: True, lambda a, stored: True])
+def test_a_matcher_that_cannot_take_a_pair_is_refused(matcher: Callable[..., Any]) -> None:
+    assert "that the hook does not give (it gives stored and replayed)" in refusal("message_matches", matcher)
+
+
+async def _new(input: Any) -> None: ...
+async def _new_own_name(given: Any, verbose: bool = False) -> None: ...
+async def _older(args: Any, sample: Any, sampling_params: Any) -> None: ...
+async def _older_evaluation(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> None: ...
+async def _older_required(args: Any, sample: Any, sampling_params: Any, evaluation: bool) -> None: ...
+async def _neither(args: Any, sample: Any) -> None: ...
+async def _keyword(*, input: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "form"),
+    [
+        (_new, "input"),
+        (_new_own_name, "input"),
+        (_older, "args"),
+        (_older_evaluation, "args"),
+        (_older_required, "args"),
+    ],
+)
+def test_both_forms_of_generate_are_kept(function: Callable[..., Any], form: str) -> None:
+    assert generate_form(function) == form
+    assert adapted("generate", function) is function
+
+
+def test_a_generate_function_of_neither_form_is_refused() -> None:
+    assert refusal("generate", _neither) == (
+        "has generate(args, sample), which is neither form of a generate function\n"
+        "  write generate(input), or generate(args, sample, sampling_params[, evaluation])"
+    )
+    assert refusal("generate", _keyword).startswith("has generate(input), which is neither form")

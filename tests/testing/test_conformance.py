@@ -1,0 +1,114 @@
+"""The conformance kit finds what is wrong, and says where."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+from miles_core.plugins import Plugin, PluginRecord
+from miles_core.testing import conformance
+from miles_core.tito import BoundFamily, ParseFacts, TitoFamily
+from miles_tito_families import default, qwen3
+
+
+def report(kind: str, **hooks: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
+    plugin = Plugin(PluginRecord(kind, "p", "zz-a", "1.0", "zz_a"), hooks, types.ModuleType("zz_a"), None)
+    return {check.name: (check.outcome.value, check.reason) for check in conformance.run(plugin).checks}
+
+
+def family(facts: TitoFamily) -> dict[str, tuple[str, str | None]]:
+    return report("family", tito_family=lambda: facts)
+
+
+def test_a_family_whose_turns_join_passes_every_check() -> None:
+    assert {outcome for outcome, _ in family(qwen3.FAMILY).values()} == {"pass"}
+    assert {outcome for outcome, _ in family(default.FAMILY).values()} == {"pass"}
+
+
+def test_a_family_with_a_wrong_turn_end_does_not_join() -> None:
+    outcome, reason = family(dataclasses.replace(qwen3.FAMILY, turn_end="<|im_end|>"))["joins turns"]
+    assert outcome == "fail"
+    assert reason is not None
+    assert reason.startswith("revision qwen3, an answer followed by user: token ")
+    assert "joined '<|im_start|>user" in reason
+    assert "the template gives '\\n<|im_start|>user" in reason
+
+
+def test_a_family_with_a_wrong_parser_does_not_parse() -> None:
+    facts = dataclasses.replace(qwen3.FAMILY.parse_facts, after_reasoning="")
+    outcome, reason = family(dataclasses.replace(qwen3.FAMILY, parse_facts=facts))["parses what it renders"]
+    assert outcome == "fail"
+    assert reason is not None
+    assert reason.startswith("revision qwen3: an answer {'role': 'assistant'")
+
+
+def test_a_family_that_trims_more_than_it_says_does_not_join() -> None:
+    class Trimming(BoundFamily):
+        def join(self, checkpoint_ids: Any, suffix_ids: Any) -> tuple[int, list[int]]:
+            return len(checkpoint_ids) - 1, list(self.turn_end_ids)
+
+    class Family(TitoFamily):
+        def bind(self, tokenizer: Any, revision: str | None = None, **kwargs: Any) -> BoundFamily:
+            whole = super().bind(tokenizer, revision, **kwargs)
+            return Trimming(self, whole.revision, tokenizer, whole.template)
+
+    facts = Family(**{f.name: getattr(qwen3.FAMILY, f.name) for f in dataclasses.fields(TitoFamily)})
+    outcome, reason = family(facts)["joins turns"]
+    assert outcome == "fail"
+    assert reason is not None
+    assert reason.endswith("join drops 1 tokens, max_trim_tokens is 0")
+
+
+def test_a_family_that_needs_tokens_of_a_real_checkpoint_is_skipped_and_says_so() -> None:
+    class Demanding(TitoFamily):
+        def bind(self, tokenizer: Any, revision: str | None = None, **kwargs: Any) -> BoundFamily:
+            tokenizer.ids_of(["[of a real checkpoint]"], needed_by="it")
+            return super().bind(tokenizer, revision, **kwargs)
+
+    facts = Demanding(**{f.name: getattr(qwen3.FAMILY, f.name) for f in dataclasses.fields(TitoFamily)})
+    answers = family(facts)
+    reason = "qwen3 needs a real checkpoint's tokenizer; see miles-plugins verify"
+    assert answers["binds"] == ("skip", reason)
+    assert {outcome for outcome, _ in answers.values()} == {"pass", "skip"}
+
+
+def test_a_family_without_tags_is_checked_on_plain_answers() -> None:
+    plain = dataclasses.replace(qwen3.FAMILY, parse_facts=ParseFacts())
+    assert family(plain)["binds"] == ("pass", None)
+
+
+def test_a_matcher_that_raises_fails_every_check_and_the_report_is_whole() -> None:
+    def message_matches(stored: Any, replayed: Any) -> bool:
+        return bool(stored["no such key"])
+
+    answers = report("matcher", message_matches=message_matches)
+    assert {outcome for outcome, _ in answers.values()} == {"fail"}
+    assert len(answers) == 3
+    _, reason = answers["is reflexive"]
+    assert reason is not None
+    assert reason.startswith("matcher p of zz-a 1.0 failed in message_matches: KeyError: 'no such key'")
+
+
+def test_a_sample_hook_that_rewrites_or_invents_samples_fails() -> None:
+    def rewrites(leaf_samples: Any, session_metadata: Any) -> Any:
+        leaf_samples[0].reward = 1.0
+        return leaf_samples
+
+    def invents(leaf_samples: Any, session_metadata: Any) -> Any:
+        return [dataclasses.replace(sample) for sample in leaf_samples]
+
+    changed = ("fail", "pick_samples changed a sample; do that in postprocess_samples")
+    assert report("sample-hook", pick_samples=rewrites)["picks a subset"] == changed
+    made_up = ("fail", "pick_samples returned a sample that it was not given")
+    assert report("sample-hook", pick_samples=invents)["picks a subset"] == made_up
+
+
+def test_a_sample_hook_must_give_whole_samples() -> None:
+    def postprocess(leaf_samples: Any, session_metadata: Any) -> Any:
+        leaf_samples[0].loss_mask = [1]
+        return leaf_samples
+
+    outcome, reason = report("sample-hook", postprocess_samples=postprocess)["postprocesses to valid samples"]
+    assert (outcome, reason) == ("fail", "ValueError: loss_mask has 1 entries, response_length is 3")
