@@ -107,7 +107,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(MESSAGES, MESSAGES)
 def test_a_decision_on_any_json_is_a_bool_and_symmetric(left: dict[str, Any], right: dict[str, Any]) -> None:
     assert message_matches(left, left) is True

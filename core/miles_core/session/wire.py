@@ -119,9 +119,11 @@ def _read_sample(index: int, row: Any, tensors: dict[str, Any]) -> dict[str, Any
     missing = [name for name in (*JSON_FIELDS, "nulls") if not isinstance(row, dict) or name not in row]
     if missing:
         raise WireError(f"sample {index} lacks {', '.join(missing)}")
-    unknown = set(row["nulls"]) - set(TENSORS)
+    if not isinstance(row["nulls"], list):
+        raise WireError(f"sample {index}: nulls is {row['nulls']!r}, expected a list of names")
+    unknown = [name for name in row["nulls"] if name not in tuple(TENSORS)]
     if unknown:
-        raise WireError(f"sample {index} names unknown nulls: {', '.join(sorted(unknown))}")
+        raise WireError(f"sample {index} names unknown nulls: {', '.join(map(repr, unknown))}")
     out = {name: value for name, value in row.items() if name != "nulls"}
     for name, dtype in TENSORS.items():
         tensor = tensors.pop(f"{name}.{index}", None)
