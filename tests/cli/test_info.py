@@ -128,3 +128,16 @@ def test_an_unknown_kind_is_wrong_usage(site: Site) -> None:
     assert result.stderr.endswith(
         "Error: expected [KIND] NAME, where KIND is one of family, agent, generator, matcher, engine, sample-hook\n"
     )
+
+
+def test_the_distribution_speaks_for_itself(site: Site) -> None:
+    distribution(site.path, "zz-a", agents={"p": "zz_a"})
+    module(site.path, "zz_a", AGENT)
+    metadata = next(site.path.glob("zz_a-*.dist-info")) / "METADATA"
+    metadata.write_text(
+        "Metadata-Version: 2.1\nName: zz-a\nVersion: 1.0\nSummary: Plays chess.\n"
+        "Project-URL: Documentation, https://zz-a.example/docs\n"
+    )
+    (plugin,) = json.loads(site.run("info", "p", "--json").stdout)["plugins"]
+    assert plugin["summary"] == "Plays chess."
+    assert plugin["links"] == ["Documentation, https://zz-a.example/docs"]

@@ -113,7 +113,10 @@ def test_a_template_cannot_reach_python(checkpoint: Path) -> None:
 
 
 def test_a_template_without_end_tokens_is_joined_as_it_is(checkpoint: Path) -> None:
-    text = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[a] {% endif %}"
+    text = (
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}[a] {% endif %}"
+    )
     family = bound(checkpoint, ChatTemplate(text, source="t"))
     suffix = family.render_suffix(None, TALK[2:])
     assert suffix.endswith("[user] c\n[a] ")

@@ -12,7 +12,7 @@ import click
 from miles_core.cli.output import claim_stdout, table, write, write_json
 from miles_core.cli.results import chosen, record_result
 from miles_core.errors import PluginError
-from miles_core.plugins import KINDS, Plugin, PluginRecord, Registry, State
+from miles_core.plugins import KINDS, Plugin, PluginRecord, Registry, State, about
 
 
 @click.command("info")
@@ -49,7 +49,9 @@ def _describe(registry: Registry, record: PluginRecord) -> dict[str, Any]:
     """The record, and what only loading tells; a plugin that cannot be loaded is described all the same."""
     contested = record.state in (State.SHADOWED, State.CONFLICT)
     flag = f"{KINDS[record.kind].flag} {record.selector if contested else record.name}"
+    own = about(record)
     extra: dict[str, Any] = {"flag": flag, "file": None, "hooks": [], "docs": None, "options": []}
+    extra.update(summary=own.summary or None, links=list(own.links))
     try:
         plugin = registry.load_record(record)
         extra.update(file=plugin.module.__file__, hooks=list(record.hooks), docs=_docs(plugin))
@@ -102,6 +104,8 @@ def _text(result: dict[str, Any]) -> str:
     origin = f"{result['distribution']} {result['version'] or ''}".rstrip() if result["distribution"] else None
     facts = [
         ("from", origin),
+        ("about", result["summary"]),
+        ("links", "; ".join(result["links"])),
         ("target", result["target"]),
         ("file", result["file"]),
         ("state", result["state"]),

@@ -53,12 +53,8 @@ _MODEL = [
         help="An engine to start, or the URL of one that runs (repeatable).",
     ),
     click.option("--model", help="Weights for an engine that is started; default: --checkpoint."),
-    click.option(
-        "--checkpoint", "--hf-checkpoint", "checkpoint", help="Tokenizer's checkpoint; default: --model."
-    ),
-    click.option(
-        "--chat-template-path", type=click.Path(path_type=Path), help="Template for --tito-model default."
-    ),
+    click.option("--checkpoint", "--hf-checkpoint", "checkpoint", help="Tokenizer's checkpoint; default: --model."),
+    click.option("--chat-template-path", type=click.Path(path_type=Path), help="Template for --tito-model default."),
     click.option("--apply-chat-template-kwargs", metavar="JSON", help="Template settings, as a JSON object."),
     click.option(
         "--message-matcher",

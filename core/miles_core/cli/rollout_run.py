@@ -20,7 +20,7 @@ from miles_core import __version__
 from miles_core.cli.output import claim_stdout
 from miles_core.cli.rollout_view import Progress, print_start, print_summary, say
 from miles_core.engine.base import EngineConfig
-from miles_core.errors import ConfigError, MilesError
+from miles_core.errors import ConfigError, EngineUnreachable, MilesError
 from miles_core.plugins import Plugin, Registry
 from miles_core.rollout.data import Prompt, digest, read_prompts
 from miles_core.rollout.loader import load_generate_function
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from miles_core.server.settings import ServerSettings
 
 INTERRUPTED, TERMINATED = 130, 143
+
+WATCH_INTERVAL = 1.0
+"""Seconds between looks at the engine's process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,51 +113,83 @@ def run(flags: Flags, extra: Sequence[str]) -> int:
 
 def _finish(plan: Plan, runner: RolloutRunner, stdout: Any) -> int:
     jobs = runner.jobs(plan.prompts)
-    code, seconds = _run_jobs(plan, runner, jobs) if jobs else (0, 0.0)
     if not jobs:
         say("every sample of this run is there already; nothing to do")
-    tally, flags = runner.tally, plan.flags
-    summary = summarize(tally, wall_time=seconds, interrupted=code != 0)
+    outcome = _run_jobs(plan, runner, jobs) if jobs else Outcome()
+    tally, output = runner.tally, plan.flags.output
+    summary = summarize(tally, wall_time=outcome.seconds, interrupted=outcome.unfinished)
     runner.directory.write_summary(summary)
-    print_summary(summary, stdout, as_json=flags.as_json)
-    if code:
+    print_summary(summary, stdout, as_json=plan.flags.as_json)
+    if outcome.unfinished:
         say(f"interrupted: {tally.samples} finished samples are kept; the same command resumes the run")
-        return code
-    if tally.failures:
-        say(
-            f"{tally.failures} rollouts failed, see {flags.output / 'failures.jsonl'}; "
-            "the same command tries them again"
-        )
-    return 1 if tally.failures and not tally.samples else 0
+    elif tally.failures:
+        what = "1 rollout" if tally.failures == 1 else f"{tally.failures} rollouts"
+        say(f"{what} failed, see {output / 'failures.jsonl'}; the same command tries again")
+    if outcome.error:
+        raise outcome.error
+    return outcome.code or int(bool(tally.failures and not tally.samples))
 
 
-def _run_jobs(plan: Plan, runner: RolloutRunner, jobs: Sequence[Job]) -> tuple[int, float]:
-    """Exit code, and the seconds it took without starting engine and server."""
-    started = 0.0
-    try:
-        with _served(plan, runner.state.args) as place:
-            print_start(plan, place, len(jobs))
-            started = time.monotonic()
+@dataclass
+class Outcome:
+    """How the rollouts went: exit code, what stopped them, and seconds without starting engine and server."""
+
+    code: int = 0
+    error: MilesError | None = None
+    seconds: float = 0.0
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the run stopped before its end."""
+        return self.code != 0 or self.error is not None
+
+
+def _run_jobs(plan: Plan, runner: RolloutRunner, jobs: Sequence[Job]) -> Outcome:
+    outcome, started = Outcome(), 0.0
+    with _served(plan, runner.state.args) as place:
+        print_start(plan, place, len(jobs))
+        started = time.monotonic()
+        try:
             with Progress(len(jobs), shown=not plan.flags.no_progress) as progress:
                 runner.observer = progress.update
-                asyncio.run(_drive(runner, jobs))
-            return 0, time.monotonic() - started
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except asyncio.CancelledError:
-        code = TERMINATED
-    return code, time.monotonic() - started if started else 0.0
+                asyncio.run(_drive(runner, jobs, place))
+        except KeyboardInterrupt:
+            outcome.code = INTERRUPTED
+        except asyncio.CancelledError:
+            outcome.code = TERMINATED
+        except MilesError as error:
+            outcome.error = error
+        outcome.seconds = time.monotonic() - started
+    return outcome
 
 
-async def _drive(runner: RolloutRunner, jobs: Sequence[Job]) -> None:
-    """Run, and take SIGTERM like Ctrl-C, which asyncio turns into a cancellation itself."""
+async def _drive(runner: RolloutRunner, jobs: Sequence[Job], place: Place) -> None:
+    """Run until done, or until the engine that we started is gone; SIGTERM is taken like Ctrl-C."""
     task = asyncio.current_task()
-    loop = asyncio.get_running_loop()
     try:
-        loop.add_signal_handler(signal.SIGTERM, task.cancel if task else lambda: None)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel if task else lambda: None)
     except (ValueError, RuntimeError, NotImplementedError):
         pass  # not in the main thread: whoever runs us there deals with signals
-    await runner.run(jobs)
+    work = asyncio.create_task(runner.run(jobs))
+    watch = asyncio.create_task(_watch(place))
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        engine_is_gone = watch.done()
+        watch.cancel()
+        if not work.done():
+            work.cancel()
+        await asyncio.gather(work, watch, return_exceptions=True)
+    if engine_is_gone:
+        watch.result()
+    work.result()
+
+
+async def _watch(place: Place) -> None:
+    """Raise when the engine has died; wait for ever where it is not ours."""
+    while place.alive():
+        await asyncio.sleep(WATCH_INTERVAL)
+    raise EngineUnreachable(f"{place.text} died; the end of {place.log} says why")
 
 
 # -- checks --------------------------------------------------------------------------------------------------
@@ -175,9 +210,7 @@ def prepare(flags: Flags, extra: Sequence[str]) -> Plan:
         extra=_extra_flags(generator, extra),
     )
     if flags.agent is None and flags.generate == "agentic":
-        raise ConfigError(
-            "--generate agentic needs an agent: give --agent NAME, for example --agent calculator"
-        )
+        raise ConfigError("--generate agentic needs an agent: give --agent NAME, for example --agent calculator")
     if flags.session_server_url:
         if flags.engines:
             raise ConfigError("--session-server-url has an engine already: leave out --engine")
@@ -194,9 +227,7 @@ def _check_model(plan: Plan, registry: Registry) -> Plugin | None:
     if not flags.engines:
         raise ConfigError("no engine: give --engine local, --engine URL, or --session-server-url URL")
     if not flags.tito_model:
-        raise ConfigError(
-            "no model family: give --tito-model NAME (or default, for the checkpoint's own template)"
-        )
+        raise ConfigError("no model family: give --tito-model NAME (or default, for the checkpoint's own template)")
     if plan.checkpoint is None:
         raise ConfigError("no checkpoint: give --model, and --checkpoint if the tokenizer is elsewhere")
     registry.load("matcher", flags.message_matcher)
@@ -323,28 +354,38 @@ def _located(name: str | None) -> str | None:
 # -- engine and session server -------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where session server and engine are, in words; whether the engine lives, and its log, where it is ours."""
+
+    text: str
+    alive: Callable[[], bool] = lambda: True
+    log: Path | None = None
+
+
 @contextmanager
-def _served(plan: Plan, args: RolloutArgs) -> Iterator[str]:
-    """Have a session server, ours or a given one; yields in words where it and its engine are."""
-    flags = plan.flags
-    if flags.session_server_url:
-        args.session_server_url = flags.session_server_url.rstrip("/")
+def _served(plan: Plan, args: RolloutArgs) -> Iterator[Place]:
+    """Have a session server, ours or a given one, and note its address in `args`."""
+    if plan.flags.session_server_url:
+        args.session_server_url = plan.flags.session_server_url.rstrip("/")
         args.session_server_instance_id = _instance_id(args.session_server_url)
-        yield f"session server {args.session_server_url}"
+        yield Place(f"session server {args.session_server_url}")
         return
     from miles_core.server.app import ServerThread
 
     with ExitStack() as stack:
-        urls = _engine_urls(plan, stack.callback)
+        urls, place = _launch(plan, stack)
         server = stack.enter_context(ServerThread(_server_settings(plan, urls)))
         args.session_server_url = server.url
         args.session_server_instance_id = server.instance_id
-        yield f"{plan.engine.describe() if plan.engine else 'engine'} at {', '.join(urls)}"
+        yield place
 
 
-def _engine_urls(plan: Plan, on_exit: Callable[[Callable[[], None]], Any]) -> tuple[str, ...]:
+def _launch(plan: Plan, stack: ExitStack) -> tuple[tuple[str, ...], Place]:
+    """Start the engine that is named, or take the given URLs."""
     if plan.engine is None:
-        return tuple(url.rstrip("/") for url in plan.flags.engines)
+        urls = tuple(url.rstrip("/") for url in plan.flags.engines)
+        return urls, Place(", ".join(urls))
     config = EngineConfig(
         model=str(plan.model),
         checkpoint=str(plan.checkpoint),
@@ -353,8 +394,9 @@ def _engine_urls(plan: Plan, on_exit: Callable[[Callable[[], None]], Any]) -> tu
         progress=say,
     )
     engine = plan.engine.call("launch_engine", config)
-    on_exit(engine.close)
-    return tuple(engine.urls)
+    stack.callback(engine.close)
+    text = f"{plan.engine.describe()} at {', '.join(engine.urls)}"
+    return tuple(engine.urls), Place(text, engine.alive, config.log_file)
 
 
 def _server_settings(plan: Plan, urls: tuple[str, ...]) -> ServerSettings:
@@ -384,6 +426,4 @@ def _instance_id(url: str) -> str:
     except (URLError, OSError) as error:
         raise MilesError(f"--session-server-url {url}: no answer: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"--session-server-url {url}: its /health is not that of a session server"
-        ) from error
+        raise ConfigError(f"--session-server-url {url}: its /health is not that of a session server") from error

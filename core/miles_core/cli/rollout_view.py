@@ -16,7 +16,7 @@ from miles_core.cli.output import write, write_json
 from miles_core.rollout.summary import Tally, summary_table
 
 if TYPE_CHECKING:
-    from miles_core.cli.rollout_run import Plan
+    from miles_core.cli.rollout_run import Place, Plan
 
 
 def say(text: str) -> None:
@@ -24,18 +24,16 @@ def say(text: str) -> None:
     write(text, sys.stderr)
 
 
-def print_start(plan: Plan, place: str, left: int) -> None:
+def print_start(plan: Plan, place: Place, left: int) -> None:
     """What is about to run."""
     flags = plan.flags
     total = len(plan.prompts) * flags.samples_per_prompt
     done = f", {total - left} done before" if left < total else ""
     agent = plan.agent.describe() if plan.agent else "no agent"
-    say(
-        f"prompts  {flags.prompts}: {len(plan.prompts)} × {flags.samples_per_prompt} = {total} rollouts{done}"
-    )
+    say(f"prompts  {flags.prompts}: {len(plan.prompts)} × {flags.samples_per_prompt} = {total} rollouts{done}")
     say(f"plugins  {agent}, {plan.generator.describe()}")
     say(f"model    {plan.model or 'as served'}, family {flags.tito_model or 'as served'}")
-    say(f"engine   {place}")
+    say(f"engine   {place.text}")
     say(f"output   {flags.output}")
 
 

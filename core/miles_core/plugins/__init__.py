@@ -7,6 +7,7 @@ project reads entry points or touches pluggy's `PluginManager`.
 
 from __future__ import annotations
 
+from miles_core.plugins.about import About, about
 from miles_core.plugins.kinds import KINDS, Kind
 from miles_core.plugins.plugin import Plugin
 from miles_core.plugins.records import BUILTIN_DISTRIBUTION, PluginRecord, Problem, State
@@ -16,6 +17,7 @@ from miles_core.plugins.selector import Selector
 __all__ = [
     "BUILTIN_DISTRIBUTION",
     "KINDS",
+    "About",
     "Kind",
     "Plugin",
     "PluginRecord",
@@ -23,4 +25,5 @@ __all__ = [
     "Registry",
     "Selector",
     "State",
+    "about",
 ]

@@ -47,7 +47,8 @@ class _TextStream:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._ids: list[int] = []
-        self._done = 0  # how many of the ids are already out as text
+        self._start = 0  # the ids before it are out as text, and end on a whole character
+        self._given = 0  # how many characters of the text behind it are out
 
     def feed(self, ids: Iterable[int]) -> str:
         self._ids.extend(i for i in ids if i not in self._hidden)
@@ -57,15 +58,18 @@ class _TextStream:
         return self._take(final=True)
 
     def _take(self, *, final: bool) -> str:
-        if self._done == len(self._ids):
+        if self._start == len(self._ids):
             return ""
-        context = max(0, self._done - 6)
-        before = self._tokenizer.decode(self._ids[context : self._done])
-        after = self._tokenizer.decode(self._ids[context:])
-        if not final and after.endswith("\ufffd") and len(self._ids) - self._done < 8:
-            return ""
-        self._done = len(self._ids)
-        return after[len(before) :]
+        context = max(0, self._start - 6)
+        before = self._tokenizer.decode(self._ids[context : self._start])
+        text = self._tokenizer.decode(self._ids[context:])[len(before) :]
+        certain = text if final else text.rstrip("\ufffd")
+        out = certain[self._given :]
+        if len(certain) == len(text):
+            self._start, self._given = len(self._ids), 0
+        else:
+            self._given = max(self._given, len(certain))
+        return out
 
 
 class StreamParser:

@@ -47,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
         Status(_status_fd(argv)).send("error", str(error))
         return 2
     sys.setswitchinterval(SWITCH_INTERVAL)
+    # read when torch is imported: spinning threads on a busy machine make steps a hundred times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     status = Status(settings.status_fd)
     return _serve(settings, status)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 
+from miles_engines.local_server import attention
 from miles_engines.local_server.kv import KVRows
 from miles_engines.local_server.settings import Settings
 
@@ -21,6 +22,10 @@ LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 DTYPE_ARGUMENT = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
 """What `from_pretrained` calls it; the old name may go when transformers 4 does."""
+
+
+SMALL = 30_000_000
+"""Parameters below which one thread is quicker than several, and leaves the other cores to the requests."""
 
 
 class ModelError(Exception):
@@ -47,6 +52,8 @@ class Model:
         self.vocab_size = int(config.vocab_size)
         self.context_length = settings.context_length or int(config.max_position_embeddings)
         self._window: int | None = getattr(config, "sliding_window", None)
+        # eager attention adds its mask to the scores; the others take a boolean one
+        self._additive = network.config._attn_implementation == "eager"
         self._layer_types = tuple(getattr(config, "layer_types", None) or ())
         self.generation_defaults, self.eos_ids = _generation_config(settings.model, config)
 
@@ -92,32 +99,46 @@ class Model:
         keys = torch.arange(width, device=self.device)
         full = (keys <= positions[:, :, None])[:, None]
         if self._window is None:
-            return full
+            return self._form(full)
         near = full & (keys > positions[:, :, None] - self._window)[:, None]
         if not self._layer_types:
-            return near
-        return {"full_attention": full, "sliding_attention": near}
+            return self._form(near)
+        return {"full_attention": self._form(full), "sliding_attention": self._form(near)}
+
+    def _form(self, mask: torch.Tensor) -> torch.Tensor:
+        if not self._additive:
+            return mask
+        dtype = self._network.dtype
+        return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def load(settings: Settings, progress: Callable[[str], None]) -> Model:
     """Read the model from disk; ModelError if it is of a kind that this engine cannot serve."""
     device = _device(settings.device)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     progress(f"loading {settings.model} on {device}")
     started = time.monotonic()
-    config = transformers.AutoConfig.from_pretrained(settings.model)
-    _check_layers(config)
-    network = transformers.AutoModelForCausalLM.from_pretrained(
-        settings.model,
-        config=config,
-        attn_implementation="sdpa",
-        **{DTYPE_ARGUMENT: _dtype(settings.dtype, device, config)},
-    )
+    network = _network(settings, device)
     network.eval().requires_grad_(False).to(device)
     count = sum(parameter.numel() for parameter in network.parameters())
+    if settings.threads or count < SMALL:
+        torch.set_num_threads(settings.threads or 1)
     progress(f"loaded {count / 1e6:.1f} M parameters in {time.monotonic() - started:.1f} s")
     return Model(network, device, settings)
+
+
+def _network(settings: Settings, device: torch.device) -> Any:
+    config = transformers.AutoConfig.from_pretrained(settings.model)
+    _check_layers(config)
+    dtype = {DTYPE_ARGUMENT: _dtype(settings.dtype, device, config)}
+    read = transformers.AutoModelForCausalLM.from_pretrained
+    try:
+        network = read(settings.model, config=config, attn_implementation="sdpa", **dtype)
+    except ValueError as error:
+        if "attention" not in str(error).lower():
+            raise
+        return read(settings.model, config=config, attn_implementation="eager", **dtype)
+    attention.install(network)
+    return network
 
 
 def _device(name: str) -> torch.device:

@@ -93,19 +93,36 @@ class Sampler:
         return Drawn(ids.tolist(), chosen.tolist(), _tops(reported, rows))
 
     def _choose(self, logp: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-        """The Gumbel-max trick: the argmax of `logp - log(exponential noise)` is a draw from `logp`.
-
-        Unlike a draw by cumulated probabilities, it does not change with rounding errors of the sum over
-        a large vocabulary, so a seeded request repeats in any batch.
-        """
-        if all(row.params.greedy for row in rows):
+        greedy = [index for index, row in enumerate(rows) if row.params.greedy]
+        seeded = [index for index, row in enumerate(rows) if row.generator and not row.params.greedy]
+        if len(greedy) == len(rows):
             return logp.argmax(dim=-1)
-        noise = torch.empty_like(logp).exponential_(generator=self._generator)
-        for index, row in enumerate(rows):
-            if row.params.greedy:
-                noise[index] = 1.0
-            elif row.generator is not None:
-                noise[index].exponential_(generator=row.generator)
+        if len(greedy) + len(seeded) == len(rows):
+            ids = torch.empty(len(rows), dtype=torch.long, device=self._device)
+        else:
+            ids = self._by_cumulation(logp)
+        if greedy:
+            ids[greedy] = logp[greedy].argmax(dim=-1)
+        for index in seeded:
+            ids[index] = self._by_gumbel(logp[index], rows[index].generator)
+        return ids
+
+    def _by_cumulation(self, logp: torch.Tensor) -> torch.Tensor:
+        """One draw per row from one uniform number per row."""
+        cumulated = logp.double().exp().cumsum(dim=-1)
+        total = cumulated[:, -1:]
+        uniform = torch.rand(total.shape, dtype=total.dtype, device=self._device, generator=self._generator)
+        # strictly below the total, and strictly above what is left of it: never a token of probability 0
+        point = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+        return torch.searchsorted(cumulated, point, right=True)[:, 0]
+
+    def _by_gumbel(self, logp: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+        """The argmax of `logp` plus Gumbel noise is a draw from it.
+
+        Slower, but it does not change with the rounding errors that cumulating over a vocabulary adds up,
+        so a seeded request repeats in whatever batch it runs.
+        """
+        noise = torch.empty_like(logp).exponential_(generator=generator)
         return (logp - noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_()).argmax(dim=-1)
 
     def _allowed(self, logp: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

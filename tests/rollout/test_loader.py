@@ -1,0 +1,102 @@
+"""Both forms of generate functions, classes, plugins and paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from miles_core.errors import ConfigError, MilesError, PluginContractError
+from miles_core.rollout.loader import load_generate_function
+from miles_core.types import GenerateFnInput, GenerateFnOutput, Sample
+
+
+class State:
+    args = "the args"
+
+
+def given() -> GenerateFnInput:
+    return GenerateFnInput(State(), Sample(), {"temperature": 1.0}, evaluation=True)
+
+
+async def new_form(input: GenerateFnInput) -> GenerateFnOutput:
+    return GenerateFnOutput(input.sample)
+
+
+async def older_form(args: Any, sample: Sample, sampling_params: dict[str, Any]) -> Sample:
+    sample.metadata = {"args": args, **sampling_params}
+    return sample
+
+
+async def older_form_with_evaluation(
+    args: Any, sample: Sample, sampling_params: dict[str, Any], evaluation: bool = False
+) -> list[Sample]:
+    sample.metadata = {"evaluation": evaluation}
+    return [sample, Sample()]
+
+
+class Callable_:
+    async def __call__(self, input: GenerateFnInput) -> GenerateFnOutput:
+        return GenerateFnOutput(input.sample)
+
+
+class Plugin:
+    def has(self, hook: str) -> bool:
+        return True
+
+    def hook(self, hook: str) -> Any:
+        return {"generate": new_form}[hook]
+
+
+@pytest.mark.parametrize("source", [new_form, Callable_, Callable_(), Plugin(), f"{__name__}.new_form"])
+async def test_the_new_form(source: Any) -> None:
+    if isinstance(source, str):
+        source = new_form if "." not in __name__ else source
+    sample = given()
+    assert (await load_generate_function(source)(sample)).samples is sample.sample
+
+
+async def test_the_older_form() -> None:
+    output = await load_generate_function(older_form)(given())
+    assert output.as_list()[0].metadata == {"args": "the args", "temperature": 1.0}
+
+
+async def test_the_older_form_with_evaluation_and_a_list() -> None:
+    output = await load_generate_function(older_form_with_evaluation)(given())
+    assert isinstance(output.samples, list)
+    assert output.samples[0].metadata == {"evaluation": True}
+
+
+def test_a_dotted_path() -> None:
+    assert load_generate_function("miles_generators.agentic.generate")
+
+
+def test_add_arguments_is_kept() -> None:
+    async def generate(input: GenerateFnInput) -> GenerateFnOutput:
+        return GenerateFnOutput(input.sample)
+
+    flags = lambda parser: None  # noqa: E731
+    generate.add_arguments = flags  # type: ignore[attr-defined]
+    assert load_generate_function(generate).add_arguments is flags  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("path", ["nothing", "no_such_module.generate", "miles_generators.agentic.genrate"])
+def test_a_wrong_path_is_named(path: str) -> None:
+    with pytest.raises(ConfigError, match=f"generate function '{path}'"):
+        load_generate_function(path)
+
+
+def test_neither_form() -> None:
+    async def generate(one: Any, two: Any) -> None: ...
+
+    with pytest.raises(MilesError, match="neither form"):
+        load_generate_function(generate)
+
+
+@pytest.mark.parametrize("result", [None, [], [1], "text", GenerateFnOutput([])])
+async def test_a_wrong_result_is_named(result: Any) -> None:
+    async def generate(input: GenerateFnInput) -> Any:
+        return result
+
+    with pytest.raises(PluginContractError, match="returned .*; expected a Sample"):
+        await load_generate_function(generate)(given())
