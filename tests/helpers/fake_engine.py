@@ -213,7 +213,8 @@ class FakeEngine:
             assert request.transport is not None
             request.transport.abort()
             return response
-        await response.write(reply.body)
+        if request.method != "HEAD":
+            await response.write(reply.body)
         return response
 
     async def _main(self, ready: threading.Event) -> None:

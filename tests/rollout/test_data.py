@@ -61,7 +61,7 @@ def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_empty_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--prompts .*none.jsonl: No such file"):
+    with pytest.raises(ConfigError, match=r"--prompts .*none.jsonl: No such file"):
         read_prompts(tmp_path / "none.jsonl")
     with pytest.raises(ConfigError, match="no prompts in it; a line is an object"):
         read_prompts(written(tmp_path, "\n\n"))

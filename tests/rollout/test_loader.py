@@ -98,5 +98,5 @@ async def test_a_wrong_result_is_named(result: Any) -> None:
     async def generate(input: GenerateFnInput) -> Any:
         return result
 
-    with pytest.raises(PluginContractError, match="returned .*; expected a Sample"):
+    with pytest.raises(PluginContractError, match=r"returned .*; expected a Sample"):
         await load_generate_function(generate)(given())

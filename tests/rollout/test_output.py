@@ -130,7 +130,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="--output .*file: cannot be written"):
+    with pytest.raises(ConfigError, match=r"--output .*file: cannot be written"):
         opened(tmp_path / "file")
 
 
@@ -160,6 +160,9 @@ def test_the_schema_describes_every_field() -> None:
     assert set(record()) == set(SCHEMA["properties"]) == set(SCHEMA["required"])
 
 
-@pytest.mark.parametrize("fields", [{}, {"rollout_routed_experts": np.zeros((2, 1, 1), np.int32)}, {"reward": {"a": 1}}])
+EXPERTS = np.zeros((2, 1, 1), np.int32)
+
+
+@pytest.mark.parametrize("fields", [{}, {"rollout_routed_experts": EXPERTS}, {"reward": {"a": 1}}])
 def test_lines_keep_the_schema(fields: dict[str, Any]) -> None:
     jsonschema.validate(json.loads(encode_line(record(**fields))), SCHEMA)

@@ -187,9 +187,10 @@ async def _drive(runner: RolloutRunner, jobs: Sequence[Job], place: Place) -> No
 
 async def _watch(place: Place) -> None:
     """Raise when the engine has died; wait for ever where it is not ours."""
-    while place.alive():
+    while True:
+        if not place.alive():
+            raise EngineUnreachable(f"{place.text} died; the end of {place.log} says why")
         await asyncio.sleep(WATCH_INTERVAL)
-    raise EngineUnreachable(f"{place.text} died; the end of {place.log} says why")
 
 
 # -- checks --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,14 @@ class EngineReply:
     body: bytes
 
 
+LARGE_BODY = 2**20
+"""Bytes; aiohttp sends more than that piece by piece only from a file object, and warns about bytes."""
+
+
+def _sendable(body: bytes | None) -> bytes | io.BytesIO | None:
+    return io.BytesIO(body) if body is not None and len(body) > LARGE_BODY else body
+
+
 class EngineClient:
     """Requests to engine workers; create and close it inside a running event loop."""
 
@@ -41,7 +50,7 @@ class EngineClient:
         """Send and read one whole answer, whatever its status. Raises EngineUnreachable naming the URL."""
         try:
             async with self._http.request(
-                method, url, data=body, headers={**(headers or {}), **self._headers}, allow_redirects=False
+                method, url, data=_sendable(body), headers={**(headers or {}), **self._headers}, allow_redirects=False
             ) as response:
                 content = await response.read()
                 return EngineReply(

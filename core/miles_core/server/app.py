@@ -35,6 +35,9 @@ HOP_BY_HOP = frozenset({
 })  # fmt: skip
 """Headers of the engine that are not copied to the agent."""
 
+BACKLOG = 4096
+"""Connections that wait to be accepted."""
+
 HIDDEN_META = ("routed_experts", "indexer_topk")
 
 
@@ -281,6 +284,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((host, port))
+        found.listen(BACKLOG)  # a client that reads the printed URL may come before the event loop runs
     except OSError as error:
         found.close()
         raise ConfigError(
@@ -302,7 +306,7 @@ def uvicorn_server(app: FastAPI) -> uvicorn.Server:
         app,
         log_level="warning",
         access_log=False,
-        backlog=4096,
+        backlog=BACKLOG,
         timeout_graceful_shutdown=5,
         timeout_keep_alive=75,
         ws="none",

@@ -26,6 +26,9 @@ ROUTER_HINT = (
     "give --engine the workers' own URLs"
 )
 
+MAX_DEPTH = 128
+"""Levels of nesting in a request's body."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TurnRules:
@@ -88,7 +91,24 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         raise RequestError(f"the request body is not valid JSON in valid Unicode: {error}") from error
     if not isinstance(body, dict):
         raise RequestError(f"the request body is a JSON {type(body).__name__}, expected an object")
+    if too_deep(body):
+        raise RequestError(f"the request body is nested more than {MAX_DEPTH} levels deep")
     return body
+
+
+def too_deep(value: Any) -> bool:
+    """Whether JSON is nested deeper than we take it: orjson reads 1024 levels, but writes 254."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, rid: str) -> PreparedTurn:
@@ -323,6 +343,8 @@ def read_reply(raw: bytes, *, vocab_size: int, engine: str) -> Generation:
         )
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         raise _lacks(engine, "choices[0].message with content that is a string")
+    if too_deep(message):
+        raise EngineReplyError(f"the engine at {engine} sent a message nested more than {MAX_DEPTH} levels deep")
     if not isinstance(meta, dict):
         raise _lacks(engine, f"choices[0].meta_info; {ROUTER_HINT}")
     sampled, log_probs = _read_log_probs(meta, vocab_size, engine)

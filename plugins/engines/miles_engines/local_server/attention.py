@@ -38,7 +38,7 @@ def forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return out
-    grouped = query.view(rows, key.shape[1], groups, dim)
+    grouped = query.reshape(rows, key.shape[1], groups, dim)
     mask = attention_mask.expand(-1, -1, groups, -1)
     seen = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
     return seen.reshape(rows, 1, heads, seen.shape[-1]), None

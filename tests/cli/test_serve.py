@@ -1,0 +1,90 @@
+"""`miles-plugins serve`, run as a command: its start-up block, its refusals, and what it does not import."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from helpers.chat_tokenizer import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
+
+
+def serve(*flags: str, code: str = "") -> list[str]:
+    run = f"{code}\nfrom miles_core.cli import main\nmain(prog_name='miles-plugins')"
+    return [sys.executable, "-c", run, "serve", *flags]
+
+
+@pytest.fixture
+def server(checkpoint: Path) -> Iterator[subprocess.Popen[str]]:
+    # prints, when it ends, which heavy libraries the whole process imported
+    code = (
+        "import atexit, sys\n"
+        "heavy = ('torch', 'transformers', 'sglang', 'ray')\n"
+        "atexit.register(lambda: print('heavy:', [m for m in heavy if m in sys.modules], file=sys.stderr))"
+    )
+    flags = ("--checkpoint", str(checkpoint), "--tito-model", "qwen3", "--engine", "http://127.0.0.1:9", "--port", "0")
+    process = subprocess.Popen(serve(*flags, code=code), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_start_up_block_the_health_and_a_clean_end(server: subprocess.Popen[str], checkpoint: Path) -> None:
+    assert server.stdout is not None
+    block = [server.stdout.readline().rstrip() for _ in range(9)]
+    assert block[0] == "miles-plugins session server"
+    rows = dict(line.split(maxsplit=1) for line in block[1:])
+    assert rows["model"] == str(checkpoint)
+    assert rows["family"] == "qwen3@qwen3"
+    assert rows["template"] == "miles_tito_families/templates/qwen3.jinja"
+    assert rows["matcher"] == "strict"
+    assert rows["history"].startswith("linear")
+    assert rows["engine"] == "http://127.0.0.1:9"
+    assert rows["plugins"].startswith("family qwen3 of miles-plugins ")
+    with urlopen(rows["url"] + "/health", timeout=20) as answer:
+        assert json.load(answer)["status"] == "ok"
+    server.send_signal(signal.SIGTERM)
+    _, errors = server.communicate(timeout=20)
+    assert "heavy: []" in errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--tito-model", "qwen9"), "no family is named qwen9; did you mean qwen3?"),
+        (("--tito-model", "qwen3@qwen4"), "family qwen3 has no revision 'qwen4'; it has: qwen3"),
+        (("--tito-model", "qwen3", "--message-matcher", "strickt"), "did you mean strict?"),
+        (("--tito-model", "qwen3", "--use-session-server", "v2", "--history", "linear"), "contradict each other"),
+        (("--tito-model", "qwen3", "--apply-chat-template-kwargs", "{"), "not JSON"),
+        (
+            ("--tito-model", "qwen3", "--apply-chat-template-kwargs", '{"clear_thinking": true}'),
+            "is in conflict with family qwen3",
+        ),
+        (("--tito-model", "default"), "uses the checkpoint's own chat template"),
+        (("--tito-model", "qwen3", "--max-body-mb", "0"), "--max-body-mb 0.0: expected more than 0"),
+    ],
+)
+def test_a_wrong_setting_ends_with_what_and_what_next(checkpoint: Path, flags: tuple[str, ...], text: str) -> None:
+    command = serve("--checkpoint", str(checkpoint), "--engine", "http://127.0.0.1:9", "--port", "0", *flags)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    flags = ("--checkpoint", str(tmp_path / "none"), "--tito-model", "qwen3", "--engine", "http://127.0.0.1:9")
+    done = subprocess.run(serve(*flags), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "there is no such directory" in done.stderr
