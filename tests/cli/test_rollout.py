@@ -144,7 +144,7 @@ def test_ctrl_c_keeps_finished_samples_and_resumes(served: Served) -> None:
     ("more", "code", "text"),
     [
         (["--limit", "0"], 2, "--limit"),
-        (["--no-such-flag", "1"], 2, "No such option: --no-such-flag"),
+        (["--no-such-flag", "1"], 2, "--no-such-flag"),
         (["--samples-per-promt", "1"], 2, "--samples-per-prompt"),
         (["--generate", "agentik"], 2, "agentic"),
         (["--apply-chat-template-kwargs", "[1]"], 2, "not an object"),
@@ -156,6 +156,33 @@ def test_wrong_usage_is_named(served: Served, more: list[str], code: int, text: 
     result = served.run(*more)
     assert (result.exit_code, text in result.stderr) == (code, True), result.stderr
     assert not served.output.exists()
+
+
+GENERATOR = """
+from miles_core import GenerateFnOutput
+from miles_core.types import SampleStatus
+
+def add_arguments(parser):
+    parser.add_argument("--how-long", type=int, default=3)
+
+async def generate(args, sample, sampling_params):
+    sample.tokens = [1] * args.how_long
+    sample.response_length = 1
+    sample.loss_mask, sample.rollout_log_probs = [1], [-1.0]
+    sample.status = SampleStatus.COMPLETED
+    return sample
+"""
+
+
+def test_a_generate_function_of_the_older_form_with_flags(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    (served.folder / "my_generator.py").write_text(GENERATOR)
+    monkeypatch.syspath_prepend(served.folder)
+    result = served.run("--generate", "my_generator.generate", "--how-long", "5")
+    assert result.exit_code == 0, result.output
+    assert [len(each["tokens"]) for each in served.samples()] == [5, 5, 5]
+    result = served.run("--generate", "my_generator.generate", "--how-long", "6")
+    assert (result.exit_code, '"how_long": "5"' in result.stderr) == (2, True)
+    assert served.run("--generate", "my_generator.generate", "--how-long", "x").exit_code == 2
 
 
 def test_an_unknown_agent_is_named(served: Served) -> None:

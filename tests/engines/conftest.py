@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.tiny import write_model
 
+from helpers.tiny import write_model
 from miles_core.engine.base import EngineConfig
 from miles_engines.local import LocalEngine, launch_engine
 from miles_engines.local_server import model as models

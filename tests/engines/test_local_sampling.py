@@ -88,7 +88,13 @@ def test_seeded_shares_follow_the_distribution() -> None:
 
 def test_rows_of_all_kinds_together() -> None:
     sampler = Sampler(CPU)
-    kinds = [params(temperature=0.0), params(), params(seed=1), params(top_k=2, temperature=2.0), params(top_logprobs=2)]
+    kinds = [
+        params(temperature=0.0),
+        params(),
+        params(seed=1),
+        params(top_k=2, temperature=2.0),
+        params(top_logprobs=2),
+    ]
     rows = [Row(kind, sampler.generator(1) if kind.seed else None) for kind in kinds]
     drawn = sampler.draw(LOGITS.expand(5, -1), rows)
     assert drawn.ids[0] == 0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
-from helpers.tiny import VOCABULARY
 
+from helpers.tiny import VOCABULARY
 from miles_engines.local_server.job import Job
 from miles_engines.local_server.model import Model
 from miles_engines.local_server.prefix_cache import PrefixCache

@@ -134,8 +134,13 @@ class Recorded:
 
     method: str
     path: str
-    headers: dict[str, str]
+    header_lines: list[tuple[str, str]]
     raw: bytes
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The header lines as a mapping."""
+        return dict(self.header_lines)
 
     @property
     def body(self) -> Json:
@@ -192,7 +197,7 @@ class FakeEngine:
             self._changed.notify_all()
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        recorded = Recorded(request.method, request.path, dict(request.headers), await request.read())
+        recorded = Recorded(request.method, request.path, list(request.headers.items()), await request.read())
         self._record(recorded)
         if request.path == "/abort_request":
             return web.Response()

@@ -76,7 +76,5 @@ def write_model(directory: Path, *, seed: int = 0, **config: Any) -> Path:
         network = Qwen3ForCausalLM(Qwen3Config(**{**settings, **config}))
     network.save_pretrained(directory)
     # random weights rarely stop by themselves; a default of transformers would add sampling parameters
-    (directory / "generation_config.json").write_text(
-        json.dumps({"eos_token_id": settings["eos_token_id"]}), "utf-8"
-    )
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": settings["eos_token_id"]}), "utf-8")
     return directory

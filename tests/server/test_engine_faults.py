@@ -47,6 +47,7 @@ def test_a_connection_cut_once_is_tried_again_under_another_id(talk: Talk, engin
     assert first["rid"] != second["rid"]
     assert first["input_ids"] == second["input_ids"]
     assert talk.records[0]["request"]["rid"] == second["rid"]
+    engine.wait_for(lambda: engine.aborted == [first["rid"]])
 
 
 def test_a_session_moves_when_its_worker_fails(serve: Serve, engine: FakeEngine) -> None:

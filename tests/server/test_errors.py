@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import pytest
 
 from helpers.fake_engine import FakeEngine, Gate, Reply, refuses, says
 from helpers.sessions import WEATHER, Answer, Serve, Talk, assistant, request, user
-from miles_core.server.app import ServerThread
+from miles_core.server.app import ServerThread, url_of
 
 GOOD = {"model": "m", "messages": [user("u")]}
 HALF = b'{"model":"m","messages":[{"role":"user","content":"half \\ud83d end"}]}'
@@ -213,8 +215,6 @@ def test_over_the_session_limit(serve: Serve) -> None:
 
 
 def test_over_the_concurrency_limit(serve: Serve, engine: FakeEngine) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
     url = serve(max_concurrent=1).url
     first, second = Talk(url), Talk(url)
     gate = Gate()
@@ -367,9 +367,8 @@ def test_the_engines_own_refusals_pass_through(
 
 
 def test_an_engine_that_is_not_there(serve: Serve, engine: FakeEngine) -> None:
-    from miles_core.server.app import bind_socket, url_of
-
-    free = bind_socket("127.0.0.1", 0)
+    free = socket.socket()
+    free.bind(("127.0.0.1", 0))
     try:
         dead = url_of(free)
         talk = Talk(serve(engine_urls=(dead,)).url)
@@ -378,8 +377,6 @@ def test_an_engine_that_is_not_there(serve: Serve, engine: FakeEngine) -> None:
             refused(talk, talk.post([user("u")], stream=stream), 502, dead)
         assert request(f"{talk.url}/v1/models").status == 502
         assert talk.state() == before
-    finally:
-        free.close()
 
 
 def test_history_that_diverges_is_400_with_the_counts(talk: Talk) -> None:
@@ -389,3 +386,19 @@ def test_history_that_diverges_is_400_with_the_counts(talk: Talk) -> None:
     refused(talk, talk.post([assistant("none of this")]), 400, "discard_count=2")
     assert talk.state() == before
     talk.ask(user("three"))
+
+
+def test_the_concurrency_limit_holds_for_requests_at_once(serve: Serve, engine: FakeEngine) -> None:
+    url = serve(max_concurrent=2).url
+    talks = [Talk(url) for _ in range(12)]
+    gate = Gate()
+    engine.always = lambda body: says(gate=gate)
+    with ThreadPoolExecutor(12) as pool:
+        turns = [pool.submit(talk.post, [user("u")]) for talk in talks]
+        refusals = 0
+        for turn in as_completed(turns, timeout=20):
+            refusals += turn.result().status == 429
+            if refusals == 10:
+                gate.open()
+        assert sorted(turn.result().status for turn in turns) == [200] * 2 + [429] * 10
+    assert len(engine.turns) == 2

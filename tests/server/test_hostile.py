@@ -273,7 +273,7 @@ def test_odd_headers_travel_or_not_but_do_no_harm(talk: Talk, engine: FakeEngine
 
 
 def test_a_large_body_within_the_limit(talk: Talk, engine: FakeEngine) -> None:
-    talk.ask(user("word " * 200_000))
+    talk.ask(user("word " * 100_000))
     talk.ask(user("short"))
     assert len(talk.records) == 2
 

@@ -329,7 +329,9 @@ def test_headers(talk: Talk, engine: FakeEngine) -> None:
     }
     body = {"model": "m", "messages": [user("u")]}
     assert request(talk.chat_url, "POST", body, headers=sent).status == 200
-    got = {k.lower(): v for k, v in engine.requests[-1].headers.items()}
+    names = [name.lower() for name, _ in engine.requests[-1].header_lines]
+    assert len(names) == len(set(names)), names
+    got = {name.lower(): value for name, value in engine.requests[-1].header_lines}
     assert got["x-trace"] == "abc"
     assert got["x-smg-routing-key"] == talk.id
     assert got["host"] == engine.url.removeprefix("http://")

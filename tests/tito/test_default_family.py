@@ -99,6 +99,12 @@ def test_what_checkpoints_templates_use(checkpoint: Path) -> None:
         family.render(TALK, None, {"bad": 1})
 
 
+def test_any_name_may_be_a_kwarg(checkpoint: Path) -> None:
+    family = bound(checkpoint, ChatTemplate("{{ documents }}{{ self }}{{ messages | length }}", source="t"))
+    assert family.render(TALK, None, {"documents": ["d"], "self": 1, "messages": 0, "tools": 1}).startswith("['d']")
+    assert bound(checkpoint, ChatTemplate("{{ documents }}", source="t")).render(TALK) == "None"
+
+
 def test_a_template_that_is_not_append_only(checkpoint: Path) -> None:
     text = "{{ messages | length }}" + CHATML
     family = bound(checkpoint, ChatTemplate(text, source="t.jinja"))

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from miles_core.cli.rollout_run import Flags, run
+from miles_core.cli.rollout_plan import Flags
+from miles_core.cli.rollout_run import run
 
 _COUNT = click.IntRange(min=1)
 
@@ -96,7 +97,7 @@ _RUN = [
 
 @click.command("rollout", context_settings={"ignore_unknown_options": True})
 @_options
-@click.argument("extra", nargs=-1, type=click.UNPROCESSED)
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS OF --generate]...")
 def command(extra: tuple[str, ...], **values: Any) -> None:
     """Run an agent over prompts and write samples.
 

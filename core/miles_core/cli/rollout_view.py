@@ -16,7 +16,8 @@ from miles_core.cli.output import write, write_json
 from miles_core.rollout.summary import Tally, summary_table
 
 if TYPE_CHECKING:
-    from miles_core.cli.rollout_run import Place, Plan
+    from miles_core.cli.rollout_plan import Plan
+    from miles_core.cli.rollout_run import Place
 
 
 def say(text: str) -> None:

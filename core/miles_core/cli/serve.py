@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +71,9 @@ def command(engines: tuple[str, ...], history: str | None, use_session_server: s
     registry = Registry.discover()
     flags["chat_template_kwargs"] = _json_object(flags.pop("apply_chat_template_kwargs"))
     settings = _settings(flags, ("http://placeholder",))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # uvicorn sends itself the signal again when it has shut down: end, and stop the engine on the way
+        signal.signal(number, lambda *_: sys.exit(0))
     with ExitStack() as stack:
         urls = _engine_urls(engines, model or checkpoint, settings, registry, stack)
         settings = _settings(flags, urls)

@@ -43,7 +43,7 @@ PASSED_ON = frozenset({"v1/models", "tokenize", "detokenize", "health", "model_i
 NOT_FORWARDED = frozenset({
     "host", "content-length", "transfer-encoding", "authorization", "x-api-key", "api-key", "cookie",
     "proxy-authorization", "connection", "keep-alive", "te", "trailer", "upgrade", "expect", "accept-encoding",
-    "content-type",
+    "content-type", "x-smg-routing-key",
 })  # fmt: skip
 
 
@@ -169,6 +169,7 @@ class SessionService:
         self._check.forget(session_id)
         if session.worker is not None:
             self.router.leave(session.worker)
+            session.worker = None
 
     def metadata(self, session: Session) -> dict[str, Any]:
         """The session's metadata as `GET` shows it."""
@@ -197,19 +198,15 @@ class SessionService:
     def prepare(self, session: Session, raw: bytes) -> PreparedTurn:
         """Check, place and render a chat request; nothing changes in the session."""
         self._refuse_when_closing()
-        limit = self.settings.max_concurrent
-        if limit and self.in_flight >= limit:
-            raise Overloaded(
-                f"{self.in_flight} turns are in flight, the limit is {limit} (--max-concurrent)",
-                retry_after=1,
-            )
+        self._refuse_when_full()
         return prepare_turn(session, parse_body(raw), self.rules, rid=secrets.token_hex(16))
 
     async def run_turn(self, session: Session, turn: PreparedTurn, headers: Mapping[str, str]) -> TurnOutcome:
         """Ask the engine and commit its answer. Cancelling it aborts the engine's request, and commits nothing.
 
-        Raises EngineUnreachable or EngineReplyError (502).
+        Raises EngineUnreachable or EngineReplyError (502), and Overloaded if others came first.
         """
+        self._refuse_when_full()
         started = time.time()
         self.in_flight += 1
         try:
@@ -232,7 +229,8 @@ class SessionService:
             log.warning("%s; trying once more", error.message)
             self.router.failed(worker)
             other = self._move(session, worker)
-            # the first request may still run: an engine refuses a second one under the same id
+            # the first request may still run: it is stopped, and an engine refuses a second one under the same id
+            self._abort_later(worker, turn.fields["rid"])
             turn.request["rid"] = turn.fields["rid"] = secrets.token_hex(16)
             try:
                 return await self._post(other, turn, sent)
@@ -245,13 +243,16 @@ class SessionService:
         try:
             reply = await self.engine.request("POST", f"{worker}/v1/chat/completions", body=body, headers=headers)
         except asyncio.CancelledError:
-            # the engine may be sampling for nobody; the task outlives this one on purpose
-            task = asyncio.get_running_loop().create_task(self.engine.abort(worker, turn.fields["rid"]))
-            _background.add(task)
-            task.add_done_callback(_background.discard)
+            self._abort_later(worker, turn.fields["rid"])
             raise
         self.router.recovered(worker)
         return reply
+
+    def _abort_later(self, worker: str, rid: str) -> None:
+        """The engine may be sampling for nobody; the task outlives this one on purpose."""
+        task = asyncio.get_running_loop().create_task(self.engine.abort(worker, rid))
+        _background.add(task)
+        task.add_done_callback(_background.discard)
 
     async def pass_on(
         self, session: Session, method: str, path: str, query: str, raw: bytes, headers: Mapping[str, str]
@@ -273,6 +274,14 @@ class SessionService:
             session.worker = self.router.choose(session.id, but=failed)
             self.router.enter(session.worker)
         return session.worker or failed
+
+    def _refuse_when_full(self) -> None:
+        limit = self.settings.max_concurrent
+        if limit and self.in_flight >= limit:
+            raise Overloaded(
+                f"{self.in_flight} turns are in flight, the limit is {limit} (--max-concurrent)",
+                retry_after=1,
+            )
 
     def _refuse_when_closing(self) -> None:
         if self.closing:

@@ -209,15 +209,9 @@ class ChatTemplate:
         add_generation_prompt: bool,
     ) -> str:
         """The text of a conversation. Raises RenderError with the template's own reason."""
-        variables = {**self._variables, **kwargs}
+        ours = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **{k: v for k, v in variables.items() if k not in ("messages", "tools", "add_generation_prompt")},
-            )
+            return self._template.render({"documents": None, **self._variables, **kwargs, **ours})
         except jinja2.TemplateError as error:
             raise RenderError(f"the chat template {self.source} refused the messages: {error}") from error
         except (TypeError, ValueError, KeyError, AttributeError, RecursionError, ArithmeticError) as error:

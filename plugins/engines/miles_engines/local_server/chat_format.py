@@ -93,7 +93,9 @@ class MessageBuilder:
             part.setdefault("id", f"call_{secrets.token_hex(12)}")
             part.setdefault("type", "function")
             name = function.get("name")
-            self._calls.append({"id": part["id"], "index": index, "type": "function", "function": {"name": name, "arguments": ""}})
+            self._calls.append(
+                {"id": part["id"], "index": index, "type": "function", "function": {"name": name, "arguments": ""}}
+            )
         self._calls[index]["function"]["arguments"] += function.get("arguments") or ""
 
     @property

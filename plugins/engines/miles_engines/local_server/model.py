@@ -57,13 +57,16 @@ class Model:
         self._layer_types = tuple(getattr(config, "layer_types", None) or ())
         self.generation_defaults, self.eos_ids = _generation_config(settings.model, config)
 
-    @torch.inference_mode()
     def step(self, kv: KVRows, work: Sequence[Work]) -> torch.Tensor:
         """Run new tokens through the model, item `i` in row `i`; float32 logits after each row's last one.
 
         Rows shorter than the longest are filled up on the left, so that every last token is in the last
         column. Filling is never stored and nothing attends to it.
         """
+        with torch.inference_mode():
+            return self._step(kv, work)
+
+    def _step(self, kv: KVRows, work: Sequence[Work]) -> torch.Tensor:
         columns = max(len(item.tokens) for item in work)
         ids = torch.tensor([[0] * (columns - len(w.tokens)) + list(w.tokens) for w in work], device=self.device)
         ends = torch.tensor([w.start + len(w.tokens) for w in work], device=self.device)
@@ -83,9 +86,7 @@ class Model:
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
 
-    def _aim(
-        self, kv: KVRows, work: Sequence[Work], positions: torch.Tensor, starts: torch.Tensor, width: int
-    ) -> None:
+    def _aim(self, kv: KVRows, work: Sequence[Work], positions: torch.Tensor, starts: torch.Tensor, width: int) -> None:
         kv.reserve(len(work), width)
         if all(len(w.tokens) == 1 for w in work):
             rows = torch.arange(len(work), device=self.device)

@@ -106,7 +106,8 @@ class PrefixCache:
 
     def _split(self, node: _Node, at: int) -> _Node:
         """Cut an edge in two; returns the upper part."""
-        assert node.segment is not None and node.parent is not None
+        assert node.segment is not None  # as above
+        assert node.parent is not None
         upper = _Node(node.tokens[:at], node.segment.part(0, at).copy(), node.parent, used=node.used)
         node.parent.children[int(node.tokens[0])] = upper
         # copies: a part that shared the whole edge's memory would keep it alive after the other is evicted

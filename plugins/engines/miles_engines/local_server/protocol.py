@@ -154,7 +154,9 @@ def read(kind: type[Body], raw: bytes) -> Body:
     try:
         data = orjson.loads(raw or b"{}")
     except ValueError as error:
-        text = f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body',), 'msg': 'JSON decode error: {error}'}}"
+        text = (
+            f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body',), 'msg': 'JSON decode error: {error}'}}"
+        )
         raise ApiError(text, kind="Bad Request") from error
     try:
         return kind.model_validate(data)

@@ -29,7 +29,14 @@ def shown_ids(job: Job) -> list[int]:
 
 
 def meta_info(
-    job: Job, finish: Finish | None, count: int, version: str, *, logprobs: bool, text: TokenText | None, reasoning: int = 0
+    job: Job,
+    finish: Finish | None,
+    count: int,
+    version: str,
+    *,
+    logprobs: bool,
+    text: TokenText | None,
+    reasoning: int = 0,
 ) -> dict[str, Any]:
     """SGLang's `meta_info` after `count` tokens; `text` spells tokens, None leaves their place null."""
     if finish is not None and not job.started and finish["type"] == "abort":

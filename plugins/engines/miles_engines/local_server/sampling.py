@@ -79,9 +79,12 @@ class Sampler:
         """A generator for one request: the same draws whatever else runs in the batch."""
         return torch.Generator(self._device).manual_seed(seed % 2**63)
 
-    @torch.inference_mode()
     def draw(self, logits: torch.Tensor, rows: Sequence[Row]) -> Drawn:
         """Draw one token per row of `[rows, vocabulary]` float32 logits."""
+        with torch.inference_mode():
+            return self._draw(logits, rows)
+
+    def _draw(self, logits: torch.Tensor, rows: Sequence[Row]) -> Drawn:
         divisors = [row.params.divisor for row in rows]
         scaled = logits
         if any(divisor != 1.0 for divisor in divisors):

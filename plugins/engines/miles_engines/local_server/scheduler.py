@@ -108,17 +108,21 @@ class Scheduler:
 
     # ------------------------------------------------------------------ the thread
 
-    @torch.inference_mode()
     def _run(self) -> None:
-        while not self._stopped:
-            self._receive()
-            if not self._stopped and self._busy():
-                try:
-                    self._step()
-                except Exception as error:  # a bad step must not end the server: fail its jobs by name
-                    log.exception("a step failed")
-                    self._fail_all(error)
-            self._publish()
+        with torch.inference_mode():
+            while not self._stopped:
+                self._receive()
+                self._try_step()
+                self._publish()
+
+    def _try_step(self) -> None:
+        if self._stopped or not self._busy():
+            return
+        try:
+            self._step()
+        except Exception as error:  # a bad step must not end the server: fail its jobs by name
+            log.exception("a step failed")
+            self._fail_all(error)
 
     def _busy(self) -> bool:
         return bool(self._waiting or self._reading.running or self._decoding.running)

@@ -36,9 +36,9 @@ async def serve(settings: Settings, listener: socket.socket, tell: Tell, started
     if stop.is_set():
         return
     service = assemble(settings, *await loading, loop)
-    runner = web.AppRunner(build_app(service), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(build_app(service), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    await web.SockSite(runner, listener, backlog=1024, shutdown_timeout=1.0).start()
+    await web.SockSite(runner, listener, backlog=1024).start()
     tell("ready", str(listener.getsockname()[1]))
     started()
     await stop.wait()

@@ -1,0 +1,99 @@
+"""`miles-plugins engine`: start an engine by name and keep it running."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from miles_core.cli.output import claim_stdout, write
+from miles_core.engine.base import Engine, EngineConfig
+from miles_core.errors import ConfigError, EngineStartError
+
+POLL = 0.5
+"""Seconds between looks at whether the engine lives."""
+
+
+@click.command(
+    "engine",
+    help="Start an engine, print its URLs, and run until Ctrl-C. Flags of the engine's own follow the others.",
+    context_settings={"ignore_unknown_options": True},
+)
+@click.option("--engine", "name", required=True, metavar="NAME", help="The engine plugin, such as local.")
+@click.option("--model", metavar="DIR", help="The weights; --checkpoint by default.")
+@click.option("--checkpoint", "--hf-checkpoint", metavar="DIR", help="The tokenizer; --model by default.")
+@click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=0, show_default=True, help="Port; 0 takes a free one.")
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE FLAGS]...")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    name: str,
+    model: str | None,
+    checkpoint: str | None,
+    tito_model: str,
+    host: str,
+    port: int,
+    options: tuple[str, ...],
+) -> None:
+    """Load the plugin, start the engine, wait for a signal or its end."""
+    from miles_core.plugins import Registry
+
+    given = model or checkpoint
+    if given is None:
+        raise ConfigError("--model is missing: give the directory of the model that the engine shall serve")
+    if "://" in name:
+        raise ConfigError(f"--engine {name}: that one runs already; give the name of an engine to start, such as local")
+    stdout = claim_stdout()
+    config = EngineConfig(
+        model=_located(given),
+        checkpoint=_located(checkpoint or given),
+        tito_model=tito_model,
+        host=host,
+        port=port,
+        options=options,
+        progress=lambda line: click.echo(line, err=True),
+    )
+    engine: Engine = Registry.discover().load("engine", name).call("launch_engine", config)
+    try:
+        for url in engine.urls:
+            write(url, stdout)
+        _watch(engine, name)
+    finally:
+        engine.close()
+
+
+def _located(name: str) -> str:
+    path = Path(name)
+    return str(path.resolve()) if path.exists() else name
+
+
+def _watch(engine: Engine, name: str) -> None:
+    """Return at SIGTERM or Ctrl-C; raise if the engine ends before."""
+    with _stop_signals() as stop:
+        while not stop.wait(POLL):
+            if not engine.alive():
+                raise EngineStartError(f"engine {name} at {', '.join(engine.urls)} ended by itself")
+
+
+@contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set, in place of ending the process."""
+    stop = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.signal(number, note) for number in numbers]
+    try:
+        yield stop
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
