@@ -57,6 +57,7 @@ REFUSED = {
     "content boolean": (with_message(role="user", content=True), "messages[1].content"),
     "content object": (with_message(role="user", content={"type": "text", "text": "x"}), "messages[1].content"),
     "part number": (with_message(role="user", content=[5]), "messages[1].content[0]"),
+    "part type object": (with_message(role="user", content=[{"type": {}}]), "messages[1].content[0]"),
     "part without text": (with_message(role="user", content=[{"type": "text"}]), "messages[1].content[0]"),
     "part text number": (with_message(role="tool", content=[{"type": "text", "text": 1}]), "messages[1].content[0]"),
     "image": (with_message(role="user", content=[{"type": "image_url", "image_url": {"url": "x"}}]), "generate"),
@@ -367,10 +368,9 @@ def test_the_engines_own_refusals_pass_through(
 
 
 def test_an_engine_that_is_not_there(serve: Serve, engine: FakeEngine) -> None:
-    free = socket.socket()
-    free.bind(("127.0.0.1", 0))
-    try:
-        dead = url_of(free)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        dead = url_of(taken)
         talk = Talk(serve(engine_urls=(dead,)).url)
         before = talk.state()
         for stream in (False, True):

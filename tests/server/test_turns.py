@@ -350,6 +350,20 @@ def test_the_answer_is_the_engines_without_routing_data(talk: Talk, engine: Fake
     assert talk.records[0]["response"] == reply.json
 
 
+@pytest.mark.parametrize("role", [None, "", "missing"])
+def test_an_answer_without_a_role_gets_one(talk: Talk, engine: FakeEngine, role: str | None) -> None:
+    def change(reply: Any) -> None:
+        reply["choices"][0]["message"].pop("role")
+        if role != "missing":
+            reply["choices"][0]["message"]["role"] = role
+
+    engine.plays(says("hi").with_json(change))
+    assert talk.ask(user("u")).message["role"] == "assistant"
+    talk.ask(user("v"))
+    assert len(talk.records) == 2
+    assert talk.metadata["tito_session_mismatch"] == []
+
+
 def test_records(talk: Talk, engine: FakeEngine) -> None:
     for text in ("one", "two", "three"):
         talk.ask(user(text))

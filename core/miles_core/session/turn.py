@@ -343,6 +343,9 @@ def read_reply(raw: bytes, *, vocab_size: int, engine: str) -> Generation:
         )
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         raise _lacks(engine, "choices[0].message with content that is a string")
+    if not isinstance(message.get("role"), str) or not message["role"]:
+        message["role"] = "assistant"  # without one, the agent could not send it back
+        raw = orjson.dumps(reply)
     if too_deep(message):
         raise EngineReplyError(f"the engine at {engine} sent a message nested more than {MAX_DEPTH} levels deep")
     if not isinstance(meta, dict):

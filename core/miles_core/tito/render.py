@@ -76,7 +76,7 @@ def _part_text(index: int, number: int, part: Any) -> str:
     if isinstance(part, Mapping) and kind in ("text", "input_text", None) and isinstance(part.get("text"), str):
         return str(part["text"])
     where = f"messages[{index}].content[{number}]"
-    if kind in MEDIA_PARTS:
+    if isinstance(kind, str) and kind in MEDIA_PARTS:
         raise RenderError(
             f"{where} is a part of type {kind!r}, and this family's sessions are text only; "
             "use a generate function (--generate) for multimodal prompts"
