@@ -74,7 +74,7 @@ async def abort(args: Any) -> None:
 
 
 @hookspec
-async def generate(input: GenerateFnInput) -> GenerateFnOutput:  # noqa: A002
+async def generate(input: GenerateFnInput) -> GenerateFnOutput:
     """Turn one sample with a prompt into one or several finished samples.
 
     Called once per sample, concurrently. The older form `generate(args, sample, sampling_params[,

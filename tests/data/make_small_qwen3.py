@@ -73,7 +73,8 @@ def reduced(path: Path) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     full = tokenizers.Tokenizer.from_file(str(path))
     model = data["model"]
-    merges = [tuple(pair.split(" ")) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
+    pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+    merges: list[tuple[str, str]] = [(left, right) for left, right in pairs]
     ranks = {pair: rank for rank, pair in enumerate(merges)}
     added = [token["content"] for token in data["added_tokens"]]
     used = {m for word in words_of(full, list(golden_texts()), added) for m in merges_on_the_way(word, ranks)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,8 +14,6 @@ import pytest_asyncio
 from helpers.scripted import Client, scripted
 
 SAVED: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "sglang_replies.json").read_text("utf-8"))
-
-OURS: dict[str, set[str]] = {"retraction": set()}
 
 
 @pytest_asyncio.fixture
@@ -54,7 +53,7 @@ SAID = {
     "chat_plain": "<think>a b c the fox yes no</think>",
     "chat_meta_no_logprobs": "<think>a b c the fox yes no</think>",
     "chat_sglext": "<think>a b c</think>",
-    "abort_chat_result": "<think>a b",
+    "abort_chat_result": "<think>the quick brown fox",
     "chat_regex_toolcall": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call><|im_end|>',
     "chat_stop_string": "abc STOP def",
     "chat_stop_token": "yes<|im_end|>",
@@ -83,7 +82,7 @@ async def test_whole_answers(client: Client, name: str) -> None:
     saved = SAVED[name]
     status, body = await client.send(saved["path"], request(name))
     assert status == 200
-    assert same_shape(body, saved["body"]) == []
+    assert same_shape(body, filled(saved["body"])) == []
     if "choices" in saved["body"]:
         for ours, theirs in zip(body["choices"], saved["body"]["choices"], strict=True):
             assert ours["finish_reason"] == theirs["finish_reason"]
@@ -92,19 +91,15 @@ async def test_whole_answers(client: Client, name: str) -> None:
 
 @pytest.mark.parametrize(("name", "hold"), [("abort_chat_result", 4), ("abort_generate_result", 4)])
 async def test_aborted_answers(client: Client, name: str, hold: int) -> None:
-    client.play("the quick brown fox jumps over")
-    if name == "abort_chat_result":
-        client.play("<think>the quick brown")
+    client.play(SAID.get(name, "the quick brown fox jumps over"))
     client.scheduler.hold = hold
-    import asyncio
-
     running = asyncio.ensure_future(client.send(SAVED[name]["path"], request(name)))
     while not client.scheduler.jobs or len(client.scheduler.jobs[0].output_ids) < hold:
         await asyncio.sleep(0)
     assert await client.send("/abort_request", {"rid": request(name)["rid"]}) == (200, "")
     status, body = await running
     assert status == 200
-    assert same_shape(body, SAVED[name]["body"]) == []
+    assert same_shape(body, filled(SAVED[name]["body"])) == []
 
 
 REFUSED = [
@@ -145,7 +140,7 @@ async def test_schema_errors_name_the_field(client: Client, name: str) -> None:
 async def test_administration(client: Client, name: str) -> None:
     status, body = await client.send(SAVED[name]["path"], method="GET")
     assert status == 200
-    assert same_shape(body, SAVED[name]["body"]) == []
+    assert same_shape(body, filled(SAVED[name]["body"])) == []
 
 
 async def test_unknown_paths(client: Client) -> None:
@@ -213,8 +208,6 @@ async def test_meta_info_is_refused_with_streaming(client: Client) -> None:
 
 
 async def test_a_full_queue_and_an_abort_in_it(client: Client) -> None:
-    import asyncio
-
     client.scheduler.hold = 0
     body = {"model": "x", "messages": [{"role": "user", "content": "hi"}], "logprobs": True, "return_meta_info": True}
     waiting = [asyncio.ensure_future(client.send("/v1/chat/completions", body)) for _ in range(2)]

@@ -18,7 +18,8 @@ PROMPTS = 12
 
 def run_rollout(output: Path, *extra: str) -> subprocess.CompletedProcess[str]:
     command = [
-        sys.executable, "-m", "miles_core", "rollout", "--prompts", str(TINY / "prompts.jsonl"), "--limit", str(PROMPTS),
+        sys.executable, "-m", "miles_core", "rollout", "--prompts", str(TINY / "prompts.jsonl"),
+        "--limit", str(PROMPTS),
         "--agent", "calculator", "--tito-model", "qwen3", "--engine", "local", "--model", str(TINY / "model"),
         "--samples-per-prompt", "4", "--output", str(output), "--no-progress", *extra,
     ]  # fmt: skip

@@ -248,9 +248,7 @@ def test_shutting_down(session_server: ServerThread, talk: Talk) -> None:
 
 
 @pytest.mark.parametrize(("matcher", "text"), [("raises", "no opinion"), ("answers_one", "expected True or False")])
-def test_a_matcher_that_breaks_its_contract_is_named(
-    serve: Serve, engine: FakeEngine, matcher: str, text: str
-) -> None:
+def test_a_matcher_that_breaks_its_contract_is_named(serve: Serve, engine: FakeEngine, matcher: str, text: str) -> None:
     talk = Talk(serve(message_matcher=f"helpers.faulty_matchers.{matcher}").url)
     talk.ask(user("u"))
     before = talk.state()
@@ -301,6 +299,8 @@ def broken_replies() -> dict[str, tuple[Reply, str]]:
         "no message": (lacking("choices", 0, "message"), "message"),
         "content null": (changed(None, "choices", 0, "message", "content"), "message"),
         "content list": (changed([], "choices", 0, "message", "content"), "message"),
+        "calls object": (changed({"a": 1}, "choices", 0, "message", "tool_calls"), "tool_calls"),
+        "call list": (changed([[None]], "choices", 0, "message", "tool_calls"), "tool_calls"),
         "no meta_info": (lacking(*META), "router"),
         "meta_info null": (changed(None, *META), "router"),
         "no log-probs": (lacking(*LOGPROBS), "output_token_logprobs"),

@@ -174,6 +174,16 @@ def test_log_probs_are_kept_exactly(talk: Talk, engine: FakeEngine) -> None:
     assert np.array_equal(got, np.array(values, dtype=np.float64))
 
 
+@pytest.mark.parametrize("count", [None, "7", True, -5, 1e30, 2**64 - 1, [], {}])
+def test_counters_that_cannot_be_true_count_as_nothing(talk: Talk, engine: FakeEngine, count: Any) -> None:
+    engine.plays(says(meta={"cached_tokens": count, "spec_verify_ct": count, "weight_version": count}))
+    talk.ask(user("u"))
+    sample = talk.samples().samples[0]
+    assert sample["prefix_cache_info"]["cached_tokens"] == 0
+    assert sample["spec_info"]["spec_verify_ct"] == 0
+    assert len(sample["weight_versions"]) == 1
+
+
 def test_an_empty_generation(talk: Talk, engine: FakeEngine) -> None:
     engine.plays(says("", ids=[]), says("then"))
     talk.ask(user("a"))

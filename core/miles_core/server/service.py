@@ -96,7 +96,8 @@ def guarded_matcher(plugin: Plugin) -> Callable[[Message, Message], bool]:
         answer = plugin.call("message_matches", stored, replayed)
         if not isinstance(answer, bool):
             raise PluginContractError(
-                f"{plugin.describe()}: message_matches returned {answer!r} ({type(answer).__name__}), expected True or False"
+                f"{plugin.describe()}: message_matches returned {answer!r} ({type(answer).__name__}), "
+                "expected True or False"
             )
         return answer
 

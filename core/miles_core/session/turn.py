@@ -241,7 +241,8 @@ def _check_prefix(family: BoundFamily, checkpoint: array[int], prompt: array[int
     )
     raise InvariantError(
         f"the new prompt does not begin with the checkpoint it extends: first difference at token {at} of {needed}; "
-        f"checkpoint {family.tokenizer.decode(checkpoint[at : at + 8])!r}, prompt {family.tokenizer.decode(prompt[at : at + 8])!r} "
+        f"checkpoint {family.tokenizer.decode(checkpoint[at : at + 8])!r}, "
+        f"prompt {family.tokenizer.decode(prompt[at : at + 8])!r} "
         f"(family {family.name}, max_trim_tokens={family.family.max_trim_tokens})"
     )
 
@@ -252,7 +253,8 @@ def _check_ids(family: BoundFamily, prompt: array[int], kept: int) -> None:
     if new and not (min(new) >= 0 and max(new) < size):
         bad = next(i for i in new if not 0 <= i < size)
         raise RequestError(
-            f"the prompt holds token id {bad} ({family.tokenizer.id_to_token(bad)!r}), outside the model's vocabulary of {size}"
+            f"the prompt holds token id {bad} ({family.tokenizer.id_to_token(bad)!r}), "
+            f"outside the model's vocabulary of {size}"
         )
 
 
@@ -343,6 +345,9 @@ def read_reply(raw: bytes, *, vocab_size: int, engine: str) -> Generation:
         )
     if not isinstance(message, dict) or not isinstance(message.get("content"), str):
         raise _lacks(engine, "choices[0].message with content that is a string")
+    calls = message.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise _lacks(engine, f"choices[0].message.tool_calls that is a list of objects (found {_short(calls)})")
     if not isinstance(message.get("role"), str) or not message["role"]:
         message["role"] = "assistant"  # without one, the agent could not send it back
         raw = orjson.dumps(reply)
@@ -392,7 +397,8 @@ def _read_log_probs(meta: dict[str, Any], vocab_size: int, engine: str) -> tuple
             )
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
             raise EngineReplyError(
-                f"the engine at {engine} sampled token id {token!r} at position {position}, outside the vocabulary of {vocab_size}"
+                f"the engine at {engine} sampled token id {token!r} at position {position}, "
+                f"outside the vocabulary of {vocab_size}"
             )
         ids.append(token)
         values.append(value)
@@ -463,4 +469,7 @@ def _facts(generation: Generation, prompt_tokens: int, started: float, ended: fl
 
 
 def _count(value: Any) -> int:
-    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+    """A counter of the engine's; 0 if it is none, or none that could be true."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**53:
+        return 0
+    return int(value)

@@ -132,7 +132,7 @@ def _from_hub(name: str) -> Tokenizer:
             failure = failure or error
     if "tokenizer.json" not in files:
         raise ConfigError(
-            f"--checkpoint {name}: no such directory here, and it could not be fetched from the Hugging Face hub: {failure}"
+            f"--checkpoint {name}: no such directory here, and the Hugging Face hub did not give it: {failure}"
         ) from failure
     return load_tokenizer(Path(files["tokenizer.json"]).parent)
 
@@ -142,7 +142,7 @@ def _through_transformers(path: str) -> tokenizers.Tokenizer:
         from transformers import AutoTokenizer
     except ImportError as error:
         raise ConfigError(
-            f"{path} has no tokenizer.json; converting its tokenizer needs transformers: pip install 'miles-plugins[local]'"
+            f"{path} has no tokenizer.json; reading it needs transformers: pip install 'miles-plugins[local]'"
         ) from error
     try:
         backend: tokenizers.Tokenizer = AutoTokenizer.from_pretrained(path).backend_tokenizer

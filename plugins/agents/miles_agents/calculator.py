@@ -46,6 +46,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
 }
 
+
 async def run_agent(
     base_url: str,
     prompt: list[Message],

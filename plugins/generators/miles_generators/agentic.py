@@ -164,9 +164,7 @@ async def _collect(
     return _finish(samples, input.sample, returned, merged=tree)
 
 
-def _finish(
-    samples: list[Sample], source: Sample, returned: dict[str, Any], *, merged: bool
-) -> list[Sample]:
+def _finish(samples: list[Sample], source: Sample, returned: dict[str, Any], *, merged: bool) -> list[Sample]:
     """Lay the agent's metadata and reward over the samples, unless the server's hooks did (tree mode)."""
     metrics = returned.get("agent_metrics")
     tool_time = metrics.get("total_tool_time") if isinstance(metrics, dict) else None
