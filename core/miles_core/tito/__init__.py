@@ -1,7 +1,7 @@
 """Token in, token out: what a model family's chat format is, and how turns join. Pure; no I/O but loading."""
 
 from miles_core.tito.compare import compare_tokens
-from miles_core.tito.family import BoundFamily, Revision, TitoFamily
+from miles_core.tito.family import BoundFamily, Renderer, Revision, TitoFamily
 from miles_core.tito.parse import CallFormat, ParseFacts, StreamParser
 from miles_core.tito.render import ChatTemplate, normalise_messages, normalise_tools
 from miles_core.tito.tokenizer import Tokenizer, load_chat_template, load_tokenizer
@@ -11,6 +11,7 @@ __all__ = [
     "CallFormat",
     "ChatTemplate",
     "ParseFacts",
+    "Renderer",
     "Revision",
     "StreamParser",
     "TitoFamily",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from miles_core.errors import ConfigError, InvariantError, RequestError
 from miles_core.tito.parse import ParseFacts, StreamParser
@@ -31,12 +31,37 @@ _DUMMY_TURN: tuple[Message, ...] = (
 )
 
 
+class Renderer(Protocol):
+    """Messages to text: a compiled template, or an encoder in Python where a family has no template."""
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, for messages."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        kwargs: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The text of a conversation whose input is normalised. Raises RenderError for what it cannot carry."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Revision:
-    """One chat format of a family. `template` is a file inside the family's package; None takes the checkpoint's."""
+    """One chat format of a family.
+
+    `template` is a file inside the family's package; None takes `encoder`, and without one the checkpoint's own
+    template.
+    """
 
     name: str
-    template: str | None
+    template: str | None = None
+    encoder: Renderer | None = None
     checkpoints: tuple[str, ...] = ()
     fixed_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,8 +73,12 @@ class TitoFamily:
     `turn_end` is what the template writes after an assistant's content: its end-of-turn token and the
     separator that the model never samples (None: derived from the template). `trailing_tokens` are ignored
     at the end by the self-check. `max_trim_tokens` is how many sampled ids the next turn's rendering may take
-    over. `kwarg_aliases` are groups of template kwargs that mean one setting. `suffix_needs_tools` says that
-    the template writes tools after the first turn.
+    over; `role_stop_tokens` are those it takes over: role markers that the model samples as stop tokens and the
+    next turn writes again. `kwarg_aliases` are groups of template kwargs that mean one setting.
+    `suffix_needs_tools` says that the template writes tools after the first turn, `suffix_needs_last_turn` that
+    what it writes for appended messages depends on the generation before them (the order or names of its calls).
+    `boundary_tokens` bound the self-check's segments beside the special tokens, `inner_tokens` are special tokens
+    that do not. `bound_class` is for a quirk that facts cannot say.
     """
 
     name: str
@@ -70,7 +99,12 @@ class TitoFamily:
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
     max_trim_tokens: int = 0
+    role_stop_tokens: tuple[str, ...] = ()
+    boundary_tokens: tuple[str, ...] = ()
+    inner_tokens: tuple[str, ...] = ()
     suffix_needs_tools: bool = False
+    suffix_needs_last_turn: bool = False
+    bound_class: type[BoundFamily] | None = None
     best_effort: bool = False
 
     def revision(self, name: str | None) -> Revision:
@@ -99,21 +133,24 @@ class TitoFamily:
         if the tokenizer lacks a token the family names, or no template can be had.
         """
         chosen = self.revision(revision)
-        return BoundFamily(self, chosen, tokenizer, self._template(chosen, template, checkpoint, tokenizer))
+        renderer = self._renderer(chosen, template, checkpoint, tokenizer)
+        return (self.bound_class or BoundFamily)(self, chosen, tokenizer, renderer)
 
-    def _template(
+    def _renderer(
         self,
         revision: Revision,
         given: ChatTemplate | None,
         checkpoint: str | Path | None,
         tokenizer: Tokenizer,
-    ) -> ChatTemplate:
+    ) -> Renderer:
+        if given is not None and (revision.template is not None or revision.encoder is not None):
+            raise ConfigError(
+                f"family {self.name} brings its own template ({revision.template or 'an encoder'}); "
+                f"--chat-template-path {given.source} is only for --tito-model default"
+            )
+        if revision.encoder is not None:
+            return revision.encoder
         if revision.template is not None:
-            if given is not None:
-                raise ConfigError(
-                    f"family {self.name} brings its own template ({revision.template}); "
-                    f"--chat-template-path {given.source} is only for --tito-model default"
-                )
             text = resources.files(self.package).joinpath(revision.template).read_text(encoding="utf-8")
             return ChatTemplate(text, source=f"{self.package}/{revision.template}")
         if given is not None:
@@ -131,7 +168,7 @@ class TitoFamily:
 class BoundFamily:
     """A family and a checkpoint together: renders, joins and parses. Immutable and safe to share."""
 
-    def __init__(self, family: TitoFamily, revision: Revision, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    def __init__(self, family: TitoFamily, revision: Revision, tokenizer: Tokenizer, template: Renderer) -> None:
         self.family = family
         self.revision = revision
         self.tokenizer = tokenizer
@@ -151,6 +188,7 @@ class BoundFamily:
         )
         tags = family.parse_facts.tags
         self._tag_ids = frozenset(tokenizer.ids_of(tags, needed_by=needed))
+        self._role_stop_ids = frozenset(tokenizer.ids_of(family.role_stop_tokens, needed_by=needed))
 
     @property
     def name(self) -> str:
@@ -210,19 +248,20 @@ class BoundFamily:
     ) -> str:
         """The text that `appended` and the next generation prompt add after a generated turn.
 
-        Independent of the history: rendered behind a dummy turn, whose text is then cut off. `last_turn` is
-        for families whose template looks at the generation; this one does not. Raises InvariantError if the
-        template rewrites the dummy turn, that is, if it is not append-only.
+        Independent of the history: rendered behind a short context, whose text is then cut off. That is a dummy
+        turn, or `last_turn` (the generation before the appended messages) where the template looks at it. Raises
+        InvariantError if the template rewrites the context, that is, if it is not append-only.
         """
+        context = self._context(last_turn)
         seen = normalise_tools(tools) if self.family.suffix_needs_tools else None
         effective = self.effective_kwargs(kwargs)
         whole = self.template.render(
-            [*_DUMMY_TURN, *normalise_messages(appended, self.family.content_format)],
+            [*context, *normalise_messages(appended, self.family.content_format)],
             seen,
             effective,
             add_generation_prompt=True,
         )
-        prefix = self._dummy_prefix(seen, effective)
+        prefix = self.template.render(context, seen, effective, add_generation_prompt=False)
         if not whole.startswith(prefix):
             raise InvariantError(
                 f"the template {self.template.source} is not append-only: adding "
@@ -230,8 +269,11 @@ class BoundFamily:
             )
         return whole[len(prefix) :]
 
-    def _dummy_prefix(self, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any]) -> str:
-        return self.template.render(list(_DUMMY_TURN), tools, kwargs, add_generation_prompt=False)
+    def _context(self, last_turn: Message | None) -> list[Message]:
+        """What appended messages are rendered behind."""
+        if last_turn is None or not self.family.suffix_needs_last_turn:
+            return list(_DUMMY_TURN)
+        return [_DUMMY_TURN[0], *normalise_messages([last_turn], self.family.content_format)]
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text; nothing is added."""
@@ -243,8 +285,11 @@ class BoundFamily:
         """How a checkpoint and a suffix meet: `(kept, bridge_ids)`.
 
         The prompt is `checkpoint_ids[:kept] + bridge_ids + suffix_ids`. The bridge completes what the template
-        writes after an assistant turn: the separator, and the end-of-turn token where the model was cut off.
+        writes after an assistant turn: the separator, and the end-of-turn token where the model was cut off. A
+        role marker that was sampled as stop token is left to the suffix, which writes the next turn's.
         """
+        if checkpoint_ids and checkpoint_ids[-1] in self._role_stop_ids:
+            return len(checkpoint_ids) - 1, []
         end = self.turn_end_ids
         have = next((k for k in range(len(end), 0, -1) if tuple(checkpoint_ids[-k:]) == end[:k]), 0)
         return len(checkpoint_ids), list(end[have:])
@@ -253,7 +298,9 @@ class BoundFamily:
         if self.family.turn_end is not None:
             return tuple(self.tokenizer.encode(self.family.turn_end))
         try:
-            text = self._dummy_prefix(None, self.effective_kwargs(None))
+            text = self.template.render(
+                list(_DUMMY_TURN), None, self.effective_kwargs(None), add_generation_prompt=False
+            )
         except Exception:
             return ()
         tail = text.rpartition(_DUMMY_CONTENT)[2]
@@ -279,7 +326,10 @@ class BoundFamily:
     @cached_property
     def boundary_ids(self) -> frozenset[int]:
         """Special tokens at which the self-check cuts a sequence into segments."""
-        return self.tokenizer.special_ids
+        needed = f"family {self.family.name}"
+        added = self.tokenizer.ids_of(self.family.boundary_tokens, needed_by=needed)
+        inner = self.tokenizer.ids_of(self.family.inner_tokens, needed_by=needed)
+        return (self.tokenizer.special_ids | frozenset(added)) - frozenset(inner)
 
     @cached_property
     def control_texts(self) -> tuple[str, ...]:
