@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.distributions import module
 from helpers.tiny import write_model
 
 ENGINE = """
@@ -41,9 +42,9 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "fake_engine_plugin.py").write_text(ENGINE)
+    module(folder, "fakes.engine", ENGINE)
     env = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    given = command("--engine", "fake_engine_plugin", "--tito-model", "qwen3", *arguments)
+    given = command("--engine", "fakes.engine", "--tito-model", "qwen3", *arguments)
     return subprocess.run(given, capture_output=True, text=True, env=env, timeout=60, check=False)
 
 
@@ -55,7 +56,7 @@ def test_an_engine_that_dies_is_a_failure(tmp_path: Path) -> None:
         "some/model some/model qwen3 127.0.0.1 7",
         "--max-batch 8 --deep",
         "closed",
-        "Error: engine fake_engine_plugin at http://127.0.0.1:1 ended by itself",
+        "Error: engine fakes.engine at http://127.0.0.1:1 ended by itself",
     ]
 
 
@@ -104,7 +105,7 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
         assert time.monotonic() < deadline, "it did not happen in time"
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
 def test_it_serves_until_a_signal_and_leaves_nothing_behind(model: Path, number: int, code: int) -> None:
     process, url = start(model)
     with process:

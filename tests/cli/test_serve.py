@@ -46,7 +46,7 @@ def test_the_start_up_block_the_health_and_a_clean_end(server: subprocess.Popen[
     assert block[0] == "miles-plugins session server"
     rows = dict(line.split(maxsplit=1) for line in block[1:])
     assert rows["model"] == str(checkpoint)
-    assert rows["family"] == "qwen3@qwen3"
+    assert rows["family"] == "qwen3@qwen3, the revision the only one"
     assert rows["template"] == "miles_tito_families/templates/qwen3.jinja"
     assert rows["matcher"] == "strict"
     assert rows["history"].startswith("linear")

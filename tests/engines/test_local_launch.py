@@ -89,9 +89,9 @@ def test_weights_that_cannot_be_read(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"no tensors")
     log = tmp_path / "engine.log"
     text = failure(config(tmp_path, log_file=log))
-    assert text.startswith(f"engine local ({tmp_path}) did not start: ")
+    assert text.startswith(f"engine local ({tmp_path}) did not start: SafetensorError: ")
     assert f"The end of {log}:" in text
-    assert "Traceback" in text
+    assert text.count("header too large") > 1
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
@@ -99,13 +99,13 @@ def test_layers_that_cannot_be_batched(tmp_path: Path, kind: str) -> None:
     facts = {"model_type": kind, "num_hidden_layers": 4, "hidden_size": 32, "layers_block_type": ["mamba", "attention"]}
     (tmp_path / "config.json").write_text(json.dumps(facts))
     settings = Settings(model=tmp_path, checkpoint=tmp_path, tito_model="qwen3", device="cpu")
-    with pytest.raises(models.ModelError, match="it serves attention-only models. Use --engine sglang for this one"):
+    with pytest.raises(models.ModelError, match="it serves attention-only models"):
         models.load(settings, lambda text: None)
 
 
 def test_a_device_that_torch_lacks(tiny: Path) -> None:
     settings = Settings(model=tiny, checkpoint=tiny, tito_model="qwen3", device="abacus")
-    with pytest.raises(models.ModelError, match="--device abacus: torch .* has no such device"):
+    with pytest.raises(models.ModelError, match=r"--device abacus: torch .* has no such device"):
         models.load(settings, lambda text: None)
 
 

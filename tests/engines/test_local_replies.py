@@ -54,7 +54,7 @@ SAID = {
     "chat_meta_no_logprobs": "<think>a b c the fox yes no</think>",
     "chat_sglext": "<think>a b c</think>",
     "abort_chat_result": "<think>the quick brown fox",
-    "chat_regex_toolcall": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call><|im_end|>',
+    "chat_regex_toolcall": '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call><|im_end|>',
     "chat_stop_string": "abc STOP def",
     "chat_stop_token": "yes<|im_end|>",
 }

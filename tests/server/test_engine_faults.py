@@ -70,13 +70,14 @@ def test_a_session_moves_when_its_worker_fails(serve: Serve, engine: FakeEngine)
             talk.ask(user("four"))
 
 
-def test_an_abort_goes_to_the_client_and_is_repeated(talk: Talk, engine: FakeEngine) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_abort_goes_to_the_client_and_is_repeated(talk: Talk, engine: FakeEngine, stream: bool) -> None:
     talk.ask(user("one"))
     records = talk.records
     engine.plays(says("half", finish="abort"), says("whole"))
-    aborted = talk.post([*talk.history, user("two")])
+    aborted = talk.post([*talk.history, user("two")], stream=stream)
     assert aborted.status == 200
-    assert aborted.json["choices"][0]["finish_reason"] == "abort"
+    assert b'"finish_reason":"abort"' in aborted.body.replace(b'": "', b'":"')
     assert talk.records == records
     assert talk.metadata["aborted"] is True
     assert [s["status"] for s in talk.samples().samples] == ["aborted"]

@@ -42,10 +42,10 @@ def events(body: bytes) -> list[str]:
 def test_without_stream(talk: Talk, engine: FakeEngine) -> None:
     engine.plays(says("", calls=CALLS))
     with client(talk) as api:
-        got = api.chat.completions.create(model="m", messages=[user("u")], tools=[WEATHER])  # type: ignore[arg-type, list-item]
+        got = api.chat.completions.create(model="m", messages=[user("u")], tools=[WEATHER])
     message = got.choices[0].message
     assert message.content == ""
-    assert [(c.function.name, c.function.arguments) for c in message.tool_calls or []] == CALLS  # type: ignore[union-attr]
+    assert [(c.function.name, c.function.arguments) for c in message.tool_calls or []] == CALLS
     assert got.choices[0].finish_reason == "tool_calls"
     assert got.usage is not None
 
@@ -55,8 +55,8 @@ def test_stream_gives_the_same_message_and_its_replay_matches(talk: Talk, engine
     with client(talk) as api:
         stream = api.chat.completions.create(
             model="m",
-            messages=[user("u")],  # type: ignore[list-item]
-            tools=[WEATHER],  # type: ignore[list-item]
+            messages=[user("u")],
+            tools=[WEATHER],
             stream=True,
             stream_options={"include_usage": True},
         )
@@ -83,7 +83,7 @@ async def test_stream_with_the_async_client(url: str, engine: FakeEngine) -> Non
     talk = Talk(url)
     engine.plays(says("Äpfel 🌊"))
     async with openai.AsyncOpenAI(base_url=f"{talk.url}/v1", api_key="none", max_retries=0) as api:
-        stream = await api.chat.completions.create(model="m", messages=[user("u")], stream=True)  # type: ignore[list-item]
+        stream = await api.chat.completions.create(model="m", messages=[user("u")], stream=True)
         chunks = [chunk async for chunk in stream]
     assert collected(chunks)["content"] == "Äpfel 🌊"
     assert not any(chunk.usage for chunk in chunks)
@@ -93,7 +93,7 @@ def test_the_clients_stream_helper(talk: Talk, engine: FakeEngine) -> None:
     engine.plays(says("", calls=CALLS))
     with (
         client(talk) as api,
-        api.chat.completions.stream(model="m", messages=[user("u")], tools=[WEATHER]) as stream,  # type: ignore[list-item]
+        api.chat.completions.stream(model="m", messages=[user("u")], tools=[WEATHER]) as stream,
     ):
         message = stream.get_final_completion().choices[0].message
     assert [(c.function.name, c.function.arguments) for c in message.tool_calls or []] == CALLS
@@ -129,9 +129,9 @@ def test_an_error_before_the_first_event_keeps_its_type_for_the_client(talk: Tal
     with client(talk) as api:
         for fault in (openai.InternalServerError, openai.RateLimitError):
             with pytest.raises(fault):
-                api.chat.completions.create(model="m", messages=[user("u")], stream=True)  # type: ignore[list-item]
+                api.chat.completions.create(model="m", messages=[user("u")], stream=True)
         with pytest.raises(openai.BadRequestError) as refused:
-            api.chat.completions.create(model="m", messages=[user("u")], stream=True, n=2)  # type: ignore[list-item]
+            api.chat.completions.create(model="m", messages=[user("u")], stream=True, n=2)
         assert "n=2" in str(refused.value.body)
 
 
@@ -198,7 +198,7 @@ def test_the_client_library_reads_past_comments(serve: Serve, engine: FakeEngine
     gate = Gate()
     engine.plays(says("Slow.", gate=gate))
     with client(talk) as api:
-        stream = api.chat.completions.create(model="m", messages=[user("u")], stream=True)  # type: ignore[list-item]
+        stream = api.chat.completions.create(model="m", messages=[user("u")], stream=True)
         gate.open()
         assert collected(stream)["content"] == "Slow."
 

@@ -62,9 +62,10 @@ def command(
     )
     engine: Engine = Registry.discover().load("engine", name).call("launch_engine", config)
     try:
-        for url in engine.urls:
-            write(url, stdout)
-        _watch(engine, name)
+        with _stop_signals() as stop:  # before the URL is out: whoever reads it may send one at once
+            for url in engine.urls:
+                write(url, stdout)
+            _watch(engine, name, stop)
     finally:
         engine.close()
 
@@ -74,12 +75,11 @@ def _located(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
-def _watch(engine: Engine, name: str) -> None:
-    """Return at SIGTERM or Ctrl-C; raise if the engine ends before."""
-    with _stop_signals() as stop:
-        while not stop.wait(POLL):
-            if not engine.alive():
-                raise EngineStartError(f"engine {name} at {', '.join(engine.urls)} ended by itself")
+def _watch(engine: Engine, name: str, stop: threading.Event) -> None:
+    """Return when `stop` is set; raise if the engine ends before."""
+    while not stop.wait(POLL):
+        if not engine.alive():
+            raise EngineStartError(f"engine {name} at {', '.join(engine.urls)} ended by itself")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from miles_core.plugins import Registry
     from miles_core.server.service import Parts
     from miles_core.server.settings import ServerSettings
+    from miles_core.tito import BoundFamily
 
 HISTORIES = {"linear": "linear", "v1": "linear", "tree": "tree", "v2": "tree"}
 
@@ -132,6 +133,10 @@ def _located(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
+def _how(bound: BoundFamily) -> str:
+    return "best effort" if bound.family.best_effort else f"the revision {bound.revision_chosen}"
+
+
 def start_block(settings: ServerSettings, parts: Parts, url: str, engines: tuple[str, ...]) -> str:
     """What is running, for a person to check at a glance."""
     bound = parts.family
@@ -140,7 +145,7 @@ def start_block(settings: ServerSettings, parts: Parts, url: str, engines: tuple
         engine = f"{engines[0]} at {engine}"
     rows = {
         "model": settings.checkpoint,
-        "family": f"{bound.name}@{bound.revision.name}" + (" (best effort)" if bound.family.best_effort else ""),
+        "family": f"{bound.name}@{bound.revision.name}, {_how(bound)}",
         "template": bound.template.source,
         "matcher": settings.message_matcher,
         "history": f"{settings.history}, at most {settings.max_rollback} generations rolled back",

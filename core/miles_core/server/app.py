@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from miles_core.engine.client import EngineReply
 from miles_core.errors import BodyTooLarge, ConfigError, Forbidden, MilesError, Overloaded
@@ -146,8 +147,8 @@ class Routes:
             wait = self.settings.keepalive_seconds if turn.stream else None
             await asyncio.wait({task, gone}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             if not task.done() and not gone.done():
-                return StreamingResponse(
-                    self._late(task), media_type="text/event-stream", headers={"x-miles-stream": "whole"}
+                return _TurnStream(
+                    self._late(task), media_type="text/event-stream", headers={"x-miles-stream": "whole"}, turn=task
                 )
         except asyncio.CancelledError:
             task.cancel()
@@ -183,16 +184,13 @@ class Routes:
 
     async def _late(self, task: asyncio.Future[TurnOutcome]) -> AsyncIterator[bytes]:
         """Keep-alive comments until the turn is over, then its events; a fault is an error event."""
-        try:
-            yield KEEPALIVE
-            while not task.done():
-                await asyncio.wait({task}, timeout=self.settings.keepalive_seconds)
-                if not task.done():
-                    yield KEEPALIVE
-            for event in late_events(task):
-                yield event
-        finally:
-            task.cancel()
+        yield KEEPALIVE
+        while not task.done():
+            await asyncio.wait({task}, timeout=self.settings.keepalive_seconds)
+            if not task.done():
+                yield KEEPALIVE
+        for event in late_events(task):
+            yield event
 
     async def pass_on(self, request: Request) -> Response:
         """Any other method and path below a session: to the engine if it is on the allow-list."""
@@ -205,6 +203,20 @@ class Routes:
         raw = await read_body(request, self.body_limit)
         reply = await self.service.pass_on(session, request.method, path, request.url.query, raw, dict(request.headers))
         return passed_through(reply)
+
+
+class _TurnStream(StreamingResponse):
+    """An event stream that ends its turn when the client leaves, also before the first event was pulled."""
+
+    def __init__(self, *args: Any, turn: asyncio.Future[TurnOutcome], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._turn = turn
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._turn.cancel()
 
 
 def late_events(task: asyncio.Future[TurnOutcome]) -> list[bytes]:

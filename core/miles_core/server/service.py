@@ -137,7 +137,7 @@ class SessionService:
 
     async def start(self) -> None:
         """Open the engine client; call inside the event loop that serves."""
-        self.client = EngineClient(api_key=self.settings.engine_api_key, timeout=self.settings.engine_timeout)
+        self.client = EngineClient(api_key=self.settings.engine_api_key)
 
     async def stop(self) -> None:
         """Close the engine client."""

@@ -33,7 +33,6 @@ class ServerSettings:
     reject_control_tokens: bool = False
     on_tools_change: str = "keep"
     keepalive_seconds: float = 15.0
-    engine_timeout: float | None = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError naming the setting that is wrong."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from miles_core.errors import ConfigError, InvariantError, RequestError
+from miles_core.tito.choose import choose_revision
 from miles_core.tito.parse import ParseFacts, StreamParser
 from miles_core.tito.render import (
     ChatTemplate,
@@ -56,12 +57,13 @@ class Revision:
     """One chat format of a family.
 
     `template` is a file inside the family's package; None takes `encoder`, and without one the checkpoint's own
-    template.
+    template. `config` are values of the checkpoint's `config.json` (`a.b` looks inside) that tell this revision.
     """
 
     name: str
     template: str | None = None
     encoder: Renderer | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: tuple[str, ...] = ()
     fixed_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
@@ -132,45 +134,55 @@ class TitoFamily:
         `template` replaces the checkpoint's own, and only where the revision brings none. Raises ConfigError
         if the tokenizer lacks a token the family names, or no template can be had.
         """
-        chosen = self.revision(revision)
-        renderer = self._renderer(chosen, template, checkpoint, tokenizer)
-        return (self.bound_class or BoundFamily)(self, chosen, tokenizer, renderer)
+        root = checkpoint or tokenizer.source or None
+        if revision is None:
+            chosen, how = choose_revision(self, tokenizer, root)
+        else:
+            chosen, how = self.revision(revision), "as named"
+        renderer = self._renderer(chosen, template, root)
+        return (self.bound_class or BoundFamily)(self, chosen, tokenizer, renderer, how)
 
     def _renderer(
         self,
         revision: Revision,
         given: ChatTemplate | None,
-        checkpoint: str | Path | None,
-        tokenizer: Tokenizer,
+        root: str | Path | None,
     ) -> Renderer:
         if given is not None and (revision.template is not None or revision.encoder is not None):
             raise ConfigError(
                 f"family {self.name} brings its own template ({revision.template or 'an encoder'}); "
                 f"--chat-template-path {given.source} is only for --tito-model default"
             )
-        if revision.encoder is not None:
-            return revision.encoder
-        if revision.template is not None:
-            text = resources.files(self.package).joinpath(revision.template).read_text(encoding="utf-8")
-            return ChatTemplate(text, source=f"{self.package}/{revision.template}")
+        if (own_renderer := self.renderer_of(revision)) is not None:
+            return own_renderer
         if given is not None:
             return given
-        root = checkpoint or tokenizer.source
         own = load_chat_template(root) if root else None
-        if own is None:
+        if root is None or own is None:
             raise ConfigError(
                 f"family {self.name} uses the checkpoint's own chat template, and {root or 'the checkpoint'} has none; "
                 "give one with --chat-template-path, or name the model's family with --tito-model"
             )
         return ChatTemplate(own, source=f"{root} (the checkpoint's own)", variables=special_token_variables(root))
 
+    def renderer_of(self, revision: Revision) -> Renderer | None:
+        """What the family itself brings for a revision: its encoder, its compiled template, or nothing."""
+        if revision.encoder is not None or revision.template is None:
+            return revision.encoder
+        text = resources.files(self.package).joinpath(revision.template).read_text(encoding="utf-8")
+        return ChatTemplate(text, source=f"{self.package}/{revision.template}")
+
 
 class BoundFamily:
     """A family and a checkpoint together: renders, joins and parses. Immutable and safe to share."""
 
-    def __init__(self, family: TitoFamily, revision: Revision, tokenizer: Tokenizer, template: Renderer) -> None:
+    def __init__(
+        self, family: TitoFamily, revision: Revision, tokenizer: Tokenizer, template: Renderer, how: str = "as named"
+    ) -> None:
         self.family = family
         self.revision = revision
+        self.revision_chosen = how
+        """In words, how the revision was found."""
         self.tokenizer = tokenizer
         self.template = template
         self.fixed_kwargs: dict[str, Any] = {**family.fixed_kwargs, **revision.fixed_kwargs}

@@ -9,10 +9,10 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from miles_core.errors import MilesError
-from miles_engines.local_server.settings import Settings, SettingsError, parse
+from miles_engines.local_server.settings import ServingError, Settings, SettingsError, parse
 
 SWITCH_INTERVAL = 0.001
 """Seconds; Python's 5 ms would let the model's thread keep the event loop waiting."""
@@ -54,20 +54,30 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _serve(settings: Settings, status: Status) -> int:
-    from miles_engines.local_server.model import ModelError  # torch: after the flags are known to be right
-    from miles_engines.local_server.serve import serve
-
     stop = threading.Event()
     if settings.exit_with_stdin:
         threading.Thread(target=_follow_stdin, args=(stop,), daemon=True).start()
     try:
         listener = _bind(settings)
-        asyncio.run(serve(settings, listener, status.send, status.close))
-    except (ModelError, MilesError, OSError, ValueError) as error:
-        logging.getLogger("miles.engine").exception("could not start")
-        status.send("error", str(error))
+        from miles_engines.local_server.serve import serve  # torch: after what is quickly known to be right
+
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(serve(settings, listener, status.send, status.close))
+    except Exception as error:  # the process's edge: whatever it is, the launcher shall be told
+        logging.getLogger("miles.engine").exception("the engine failed")
+        known = (MilesError, OSError, ServingError)
+        status.send("error", str(error) if isinstance(error, known) else f"{type(error).__name__}: {error}")
         return 1
     return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return asyncio.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 def _bind(settings: Settings) -> socket.socket:

@@ -14,7 +14,7 @@ import transformers
 
 from miles_engines.local_server import attention
 from miles_engines.local_server.kv import KVRows
-from miles_engines.local_server.settings import Settings
+from miles_engines.local_server.settings import ServingError, Settings
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 """Kinds of layers whose state is keys and values by position, which is what `kv` and the prefix cache keep."""
@@ -28,7 +28,7 @@ SMALL = 30_000_000
 """Parameters below which one thread is quicker than several, and leaves the other cores to the requests."""
 
 
-class ModelError(Exception):
+class ModelError(ServingError):
     """The model cannot be served; the text says why and what to do."""
 
 

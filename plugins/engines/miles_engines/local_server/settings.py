@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import NoReturn
 
 
-class SettingsError(Exception):
+class ServingError(Exception):
+    """What was asked for cannot be served; the text says why and what to do."""
+
+
+class SettingsError(ServingError):
     """The command line is wrong; the text says which flag and what it accepts."""
 
 
