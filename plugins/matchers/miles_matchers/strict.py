@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from miles_core.hookspecs import hookimpl
@@ -13,7 +14,12 @@ KEYS = ("role", "content", "reasoning_content", "tool_calls")
 @hookimpl
 def message_matches(stored: Message, replayed: Message) -> bool:
     """Equal in the four keys; missing, null, `""` and `[]` are one value, a call's `index` does not count."""
-    return all(_same(_value(stored, key), _value(replayed, key)) for key in KEYS)
+    return same_keys(stored, replayed, KEYS)
+
+
+def same_keys(stored: Message, replayed: Message, keys: Sequence[str]) -> bool:
+    """Whether two messages agree in some of their keys; shared by the built-in matchers."""
+    return all(_same(_value(stored, key), _value(replayed, key)) for key in keys)
 
 
 def _value(message: Message, key: str) -> Any:

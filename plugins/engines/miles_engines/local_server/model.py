@@ -132,9 +132,12 @@ def _network(settings: Settings, device: torch.device) -> Any:
     _check_layers(config)
     dtype = {DTYPE_ARGUMENT: _dtype(settings.dtype, device, config)}
     read = transformers.AutoModelForCausalLM.from_pretrained
+    # transformers' sdpa leaves soft-capped scores uncapped
+    if getattr(config.get_text_config(), "attn_logit_softcapping", None):
+        return read(settings.model, config=config, attn_implementation="eager", **dtype)
     try:
         network = read(settings.model, config=config, attn_implementation="sdpa", **dtype)
-    except ValueError as error:
+    except ValueError as error:  # some models, e.g. those with attention sinks, have the eager form alone
         if "attention" not in str(error).lower():
             raise
         return read(settings.model, config=config, attn_implementation="eager", **dtype)

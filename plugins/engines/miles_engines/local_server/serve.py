@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 
+import torch
 from aiohttp import web
 
 from miles_engines.local_server import chat_format, model
@@ -57,7 +58,7 @@ def assemble(
     settings: Settings, loaded: model.Model, format_: chat_format.ChatFormat, loop: asyncio.AbstractEventLoop
 ) -> Service:
     """A service with its scheduler started."""
-    limits = {"max_bytes": memory_bytes() // CACHE_SHARE} if settings.cache_tokens is None else {}
+    limits = {"max_bytes": memory_bytes(loaded.device) // CACHE_SHARE} if settings.cache_tokens is None else {}
     scheduler = Scheduler(
         loaded,
         Sampler(loaded.device, scaled_logprobs=settings.logprobs == "scaled", seed=settings.seed),
@@ -72,8 +73,10 @@ def assemble(
     return Service(settings, loaded, format_, scheduler)
 
 
-def memory_bytes() -> int:
-    """The machine's memory; 8 GiB where it cannot be asked."""
+def memory_bytes(device: torch.device) -> int:
+    """The memory of the machine, or of the GPU the model is on; 8 GiB where it cannot be asked."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -1,0 +1,17 @@
+"""Two messages are the same when role and content are equal.
+
+High risk: tool calls and reasoning do not count, so two turns that say nothing and call different tools are one to
+this matcher, and a session can go on from the wrong one. For agents that drop both on the way.
+"""
+
+from __future__ import annotations
+
+from miles_core.hookspecs import hookimpl
+from miles_core.types import Message
+from miles_matchers.strict import same_keys
+
+
+@hookimpl
+def message_matches(stored: Message, replayed: Message) -> bool:
+    """Equal in role and content; missing, null, `""` and `[]` are one value."""
+    return same_keys(stored, replayed, ("role", "content"))
