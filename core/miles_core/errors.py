@@ -12,6 +12,7 @@
     │   └── PluginContractError     it loaded, and broke its contract when called (500)
     ├── RequestError                the agent (400)
     │   ├── HistoryError            its history neither extends nor may roll back (400)
+    │   │   └── TruncatedHistory    it extends a generation that ended for length (409)
     │   ├── Unauthorized            missing or wrong key (401)
     │   ├── Forbidden               a path off the allow-list, or a key that may not (403)
     │   ├── SessionNotFound         no such session, or it is being deleted (404)
@@ -98,6 +99,12 @@ class RequestError(MilesError):
 
 class HistoryError(RequestError):
     """The request's messages neither extend the stored history nor may roll it back."""
+
+
+class TruncatedHistory(HistoryError):
+    """In a tree, the request extends a generation that ended with `length`."""
+
+    status = 409
 
 
 class Unauthorized(RequestError):

@@ -107,6 +107,26 @@ async def test_reasoning_may_stay_in_the_content(client: Client) -> None:
     assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
 
 
+async def test_a_prompt_may_have_opened_the_reasoning(client: Client) -> None:
+    client.play("hm\n</think>\n\nyes<|im_end|>")
+    ids = client.service.format.encode("<|im_start|>assistant\n<think>\n")
+    message, _ = await both(client, input_ids=ids)
+    assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
+    closed = client.service.format.encode("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    message, _ = await both(client, input_ids=closed)
+    assert message["reasoning_content"] is None
+
+
+async def test_reasoning_tokens_are_counted(client: Client) -> None:
+    client.play("<think>\nhm\n</think>\n\nyes<|im_end|>")
+    whole = await client.chat(return_meta_info=True)
+    events = await client.chat_stream(stream_options={"include_usage": True})
+    closer = client.service.format.encode("</think>")[0]
+    count = client.scheduler.script.index(closer) + 1
+    assert whole["usage"]["reasoning_tokens"] == count == events[-1]["usage"]["reasoning_tokens"]
+    assert whole["choices"][0]["meta_info"]["reasoning_tokens"] == count
+
+
 async def test_a_stop_string_is_cut_off_but_its_tokens_stay(client: Client) -> None:
     client.play("the quick brown fox<|im_end|>")
     message, reason = await both(client, stop=["brown"])
@@ -185,6 +205,8 @@ async def test_ids_outside_the_vocabulary_are_refused(client: Client) -> None:
         ({"regex": "a+"}, "regex: the local engine has no constrained decoding; use --engine sglang for it."),
         ({"top_k": -2}, "top_k must be -1 (disable) or at least 1, got -2."),
         ({"min_p": 2}, "min_p must be in [0, 1], got 2.0."),
+        ({"frequency_penalty": 3}, "frequency_penalty must be in [-2, 2], got 3.0."),
+        ({"logit_bias": {"600": 1}}, "logit_bias has token id 600, outside the model's vocabulary of 512 ids."),
         ({"n": 0}, "n must be at least 1, got 0."),
         ({"max_tokens": 4, "min_tokens": 5}, "min_new_tokens must be in [0, max_new_tokens(4)], got 5."),
         ({"messages": [{"role": "bogus", "content": ""}]}, "1 validation error:"),

@@ -114,3 +114,16 @@ def test_extreme_logits_give_finite_logprobs() -> None:
     for temperature in (0.0, 1e-3, 1.0, 100.0):
         drawn = Sampler(CPU).draw(logits, [Row(params(temperature=temperature))])
         assert all(torch.isfinite(torch.tensor(drawn.logprobs)))
+
+
+def test_penalties_and_bias_change_logits_before_the_temperature() -> None:
+    given = params(
+        temperature=2.0, frequency_penalty=0.5, presence_penalty=0.25, repetition_penalty=1.5, logit_bias=((5, 4.0),)
+    )
+    drawn = Sampler(CPU).draw(LOGITS[None], [Row(given, tokens=[4, 0, 1, 1], sampled=[1, 1])])
+    expected = torch.tensor([2.0 / 1.5, 1.0 / 1.5 - 1.25, 0.5, 0.0, -1.5, 1.0])
+    assert drawn.logprobs[0] == pytest.approx(float(torch.log_softmax(expected / 2, -1)[drawn.ids[0]]), abs=1e-6)
+
+
+def test_neutral_penalties_change_nothing() -> None:
+    assert not params(frequency_penalty=0.0, repetition_penalty=1.0).adjusts

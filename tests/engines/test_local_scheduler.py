@@ -275,3 +275,11 @@ async def test_a_failing_step_fails_its_jobs_and_no_others(
 
 def _broken_step(*_: object) -> torch.Tensor:
     raise RuntimeError("out of memory")
+
+
+async def test_stop_ids_that_the_model_lacks_do_no_harm(make: Make, model: Model) -> None:
+    odd = frozenset({VOCABULARY + 5, -1})
+    one = job(prompt(10), min_new_tokens=4, stop_token_ids=odd)
+    await run(make(stop_ids=odd), one, job(prompt(12)))
+    assert one.finish == {"type": "length", "length": 12}
+    check(model, one)

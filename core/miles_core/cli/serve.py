@@ -41,6 +41,14 @@ HISTORIES = {"linear": "linear", "v1": "linear", "tree": "tree", "v2": "tree"}
     "--message-matcher", "--session-message-matcher", default="strict", show_default=True, metavar="NAME",
     help="Who decides whether a replayed message is the stored one.",
 )  # fmt: skip
+@click.option(
+    "--pick-samples", "--session-sample-picker-path", default="drop_retries", show_default=True, metavar="NAME",
+    help="Tree histories: which leaves become samples.",
+)  # fmt: skip
+@click.option(
+    "--postprocess-samples", "--session-sample-postprocessor-path", default="shared_prefix_mask", show_default=True,
+    metavar="NAME", help="Tree histories: what is done to the picked samples.",
+)  # fmt: skip
 @click.option("--max-rollback", default=1, show_default=True, help="Generations a retry may discard.")
 @click.option("--api-key", envvar="MILES_API_KEY", default=None, help="Key that clients must send (or MILES_API_KEY).")
 @click.option("--engine-api-key", envvar="MILES_ENGINE_API_KEY", default=None, help="Key to send to the engine.")
@@ -133,6 +141,12 @@ def _located(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
+def _history_row(settings: ServerSettings) -> str:
+    if settings.history == "tree":
+        return f"tree, samples by {settings.pick_samples} and {settings.postprocess_samples}"
+    return f"linear, at most {settings.max_rollback} generations rolled back"
+
+
 def _how(bound: BoundFamily) -> str:
     return "best effort" if bound.family.best_effort else f"the revision {bound.revision_chosen}"
 
@@ -148,7 +162,7 @@ def start_block(settings: ServerSettings, parts: Parts, url: str, engines: tuple
         "family": f"{bound.name}@{bound.revision.name}, {_how(bound)}",
         "template": bound.template.source,
         "matcher": settings.message_matcher,
-        "history": f"{settings.history}, at most {settings.max_rollback} generations rolled back",
+        "history": _history_row(settings),
         "engine": engine,
         "plugins": ", ".join(parts.plugins),
         "url": url,

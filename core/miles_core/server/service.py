@@ -20,7 +20,8 @@ from miles_core.plugins import Plugin, Registry
 from miles_core.server.settings import ServerSettings
 from miles_core.session import wire
 from miles_core.session.assemble import assemble_path
-from miles_core.session.policy import LinearPolicy
+from miles_core.session.leaves import SampleHook, leaf_samples, tree_metadata
+from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.store import SelfCheck, SessionStore, session_metadata
 from miles_core.session.turn import (
     Generation,
@@ -54,6 +55,8 @@ class Parts:
     family: BoundFamily
     family_plugin: Plugin
     matcher: Plugin
+    pick: Plugin | None
+    postprocess: Plugin | None
     plugins: tuple[str, ...]
 
 
@@ -86,7 +89,30 @@ def load_parts(settings: ServerSettings, registry: Registry) -> Parts:
     except RequestError as error:
         raise ConfigError(f"--apply-chat-template-kwargs: {error.message}") from error
     matcher = registry.load("matcher", settings.message_matcher)
-    return Parts(family=family, family_plugin=plugin, matcher=matcher, plugins=(plugin.describe(), matcher.describe()))
+    pick = postprocess = None
+    if settings.history == "tree":
+        pick = registry.load("sample-hook", settings.pick_samples, hook="pick_samples")
+        postprocess = registry.load("sample-hook", settings.postprocess_samples, hook="postprocess_samples")
+        _require_hook(pick, "pick_samples", "--pick-samples")
+        _require_hook(postprocess, "postprocess_samples", "--postprocess-samples")
+    loaded = [part for part in (plugin, matcher, pick, postprocess) if part is not None]
+    return Parts(
+        family=family,
+        family_plugin=plugin,
+        matcher=matcher,
+        pick=pick,
+        postprocess=postprocess,
+        plugins=tuple(part.describe() for part in loaded),
+    )
+
+
+def _require_hook(plugin: Plugin, hook: str, flag: str) -> None:
+    if not plugin.has(hook):
+        raise ConfigError(f"{flag}: {plugin.describe()} has no hook {hook}")
+
+
+def _sample_hook(plugin: Plugin, hook: str) -> SampleHook:
+    return SampleHook(f"{hook} of {plugin.describe()}", lambda samples, metadata: plugin.call(hook, samples, metadata))
 
 
 def guarded_matcher(plugin: Plugin) -> Callable[[Message, Message], bool]:
@@ -124,7 +150,7 @@ class SessionService:
         self.rules = TurnRules(
             family=parts.family,
             matches=guarded_matcher(parts.matcher),
-            policy=LinearPolicy(settings.max_rollback),
+            policy=TreePolicy() if settings.history == "tree" else LinearPolicy(settings.max_rollback),
             chat_template_kwargs=settings.chat_template_kwargs,
             reject_control_tokens=settings.reject_control_tokens,
             on_tools_change=settings.on_tools_change,
@@ -134,6 +160,12 @@ class SessionService:
         self.closing = False
         self.in_flight = 0
         self._check = SelfCheck(parts.family)
+        self._hooks: tuple[SampleHook, SampleHook] | None = None
+        if parts.pick is not None and parts.postprocess is not None:
+            self._hooks = (
+                _sample_hook(parts.pick, "pick_samples"),
+                _sample_hook(parts.postprocess, "postprocess_samples"),
+            )
 
     async def start(self) -> None:
         """Open the engine client; call inside the event loop that serves."""
@@ -175,7 +207,10 @@ class SessionService:
     def metadata(self, session: Session) -> dict[str, Any]:
         """The session's metadata as `GET` shows it."""
         kwargs = {**self.settings.chat_template_kwargs, **session.chat_template_kwargs}
-        return session_metadata(session, self.family, self._check, kwargs)
+        found = session_metadata(session, self.family, self._check, kwargs)
+        if self._hooks is not None:
+            found["tree"] = tree_metadata(session.forest)
+        return found
 
     def samples(self, session: Session, raw: bytes) -> bytes:
         """The samples payload. Raises RequestError (400) for a wrong body."""
@@ -189,6 +224,10 @@ class SessionService:
         metadata = self.metadata(session)
         if head is None:
             return wire.encode([], metadata, empty_reason="no_records")
+        if self._hooks is not None:
+            metadata["agent"] = body.get("metadata") or {}
+            samples = leaf_samples(session, self.family, metadata, *self._hooks, max_seq_len=limit)
+            return wire.encode(samples, metadata, empty_reason=None if samples else "all_truncated")
         sample = assemble_path(session, head.path(), self.family, max_seq_len=limit)
         if sample is None:
             return wire.encode([], metadata, empty_reason="all_truncated")

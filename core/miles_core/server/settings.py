@@ -21,6 +21,8 @@ class ServerSettings:
     port: int = 0
     history: str = "linear"
     max_rollback: int = 1
+    pick_samples: str = "drop_retries"
+    postprocess_samples: str = "shared_prefix_mask"
     chat_template_path: str | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     api_key: str | None = None
@@ -36,8 +38,8 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         """Raise ConfigError naming the setting that is wrong."""
-        if self.history != "linear":
-            raise ConfigError(f"--history {self.history}: this version has linear histories only (--history linear)")
+        if self.history not in ("linear", "tree"):
+            raise ConfigError(f"--history {self.history}: expected linear or tree")
         if self.on_tools_change not in ("keep", "refuse"):
             raise ConfigError(f"--on-tools-change {self.on_tools_change}: expected keep or refuse")
         if not 0 <= self.port <= 65535:

@@ -1,4 +1,4 @@
-"""Where a request stands in a session's history. Linear histories are a policy over the forest."""
+"""Where a request stands in a session's history. Linear and tree histories are two policies over one forest."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from miles_core.errors import HistoryError
+from miles_core.errors import HistoryError, TruncatedHistory
 from miles_core.session.tree import Forest, Node
-from miles_core.types import Message
+from miles_core.types import Message, Tool
 
 Matcher = Callable[[Message, Message], bool]
 """`(stored, replayed) -> bool`; a fault in it is raised, never read as an answer."""
@@ -27,8 +27,10 @@ class Position:
 class HistoryPolicy(Protocol):
     """How requests attach to a forest and what a commit leaves of it."""
 
-    def position(self, forest: Forest, messages: Sequence[Message], matches: Matcher) -> Position:
-        """Place a request. Raises HistoryError if it fits nowhere."""
+    def position(
+        self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
+    ) -> Position:
+        """Place a request; `tools` are None if it names none. Raises HistoryError if it fits nowhere."""
         ...
 
     def accepts(self, forest: Forest, position: Position) -> bool:
@@ -46,7 +48,9 @@ class LinearPolicy:
     def __init__(self, max_rollback: int = 1) -> None:
         self.max_rollback = max_rollback
 
-    def position(self, forest: Forest, messages: Sequence[Message], matches: Matcher) -> Position:
+    def position(
+        self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
+    ) -> Position:
         """Behind everything stored if it all matches, else behind the last generation that does."""
         head = forest.last
         path = head.path() if head else []
@@ -71,6 +75,57 @@ class LinearPolicy:
         forest.add(node)
         if len(forest.nodes) > 1 and forest.nodes[-2] is not node.parent:
             forest.forget_all_but(node.path())
+
+
+class TreePolicy:
+    """A forest that only grows: a request extends the deepest generation it agrees with, or starts a new root."""
+
+    def __init__(self, max_nodes: int = 1024) -> None:
+        self.max_nodes = max_nodes
+
+    def position(
+        self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
+    ) -> Position:
+        """Behind the generation whose path matches the most leading messages; among equals the one committed last.
+
+        A request with tools extends only generations rendered with the same ones. Raises HistoryError (400) at the
+        node limit, TruncatedHistory (409) if that generation ended for length.
+        """
+        self._check_room(forest)
+        base = self._deepest(forest, messages, tools, matches)
+        if base is not None and base.truncated:
+            raise TruncatedHistory(
+                f"generation {base.id} ended for length, and a cut-off answer cannot be extended; repeat the request "
+                "without it, or allow it more tokens"
+            )
+        return Position(base, tuple(messages[base.num_messages if base else 0 :]), forest.last)
+
+    def _deepest(
+        self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
+    ) -> Node | None:
+        best: Node | None = None
+        waiting = [node for node in forest.children(None) if tools is None or node.tools == tools]
+        while waiting:
+            node = waiting.pop()
+            start = node.num_messages - len(node.messages)
+            if node.num_messages > len(messages) or not all(map(matches, node.messages, messages[start:])):
+                continue
+            if best is None or (node.num_messages, node.seq) > (best.num_messages, best.seq):
+                best = node
+            waiting.extend(forest.children(node))
+        return best
+
+    def _check_room(self, forest: Forest) -> None:
+        if len(forest.nodes) >= self.max_nodes:
+            raise HistoryError(f"the session's tree has {len(forest.nodes)} generations, the most it may have")
+
+    def accepts(self, forest: Forest, position: Position) -> bool:
+        """Always, while there is room: a turn from an old place becomes a sibling."""
+        return len(forest.nodes) < self.max_nodes
+
+    def commit(self, forest: Forest, node: Node) -> None:
+        """One more generation; nothing is ever let go."""
+        forest.add(node)
 
 
 def _count_matching(path: Sequence[Node], messages: Sequence[Message], matches: Matcher) -> int:

@@ -89,6 +89,7 @@ class Forest:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self._children: dict[int | None, list[Node]] = {}
         self.committed = 0
         """How many turns were ever committed; also the next node's id and `seq`."""
 
@@ -100,11 +101,23 @@ class Forest:
     def add(self, node: Node) -> None:
         """Append a committed generation."""
         self.nodes.append(node)
+        self._children.setdefault(node.parent.id if node.parent else None, []).append(node)
         self.committed += 1
+
+    def children(self, node: Node | None) -> Sequence[Node]:
+        """The generations that extend `node` (None: the roots), in order of commit."""
+        return self._children.get(node.id if node else None, ())
+
+    def leaves(self) -> list[Node]:
+        """The generations that none extends, in order of commit."""
+        return [node for node in self.nodes if node.id not in self._children]
 
     def forget_all_but(self, kept: Sequence[Node]) -> None:
         """Let go of generations that no path needs any more (linear histories)."""
         self.nodes = list(kept)
+        self._children = {}
+        for node in kept:
+            self._children.setdefault(node.parent.id if node.parent else None, []).append(node)
 
 
 def path_messages(node: Node | None) -> Iterator[Message]:

@@ -119,10 +119,10 @@ def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, ri
     """
     messages = _check_request(body)
     kwargs = _template_kwargs(session, body, rules)
-    position = rules.policy.position(session.forest, messages, rules.matches)
-    base, family = position.base, rules.family
     normalise_tools(body.get("tools"))
     tools = body.get("tools") or None
+    position = rules.policy.position(session.forest, messages, tools, rules.matches)
+    base, family = position.base, rules.family
     offset = base.num_messages if base else 0
     appended = normalise_messages(position.appended, family.family.content_format, first=offset)
     changed = base is not None and tools is not None and tools != base.tools

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -103,8 +103,7 @@ class LocalEngine:
         """Pass progress on until the server names its port; an error line or its end raises."""
         rest = b""
         while True:
-            timeout = deadline - time.monotonic()
-            if timeout <= 0 or not select.select([status], [], [], timeout)[0]:
+            if not _readable(status, deadline - time.monotonic()):
                 raise self._failed(f"did not start within {self._config.start_timeout:g} s")
             data = status.read(65536)
             if not data:
@@ -121,9 +120,10 @@ class LocalEngine:
 
     def _await_health(self, deadline: float) -> None:
         url = self.urls[0] + "/health"
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
         while True:
             try:
-                with urllib.request.urlopen(url, timeout=max(0.1, deadline - time.monotonic())):
+                with opener.open(url, timeout=max(0.1, deadline - time.monotonic())):
                     return
             except (urllib.error.URLError, OSError) as error:
                 if not self.alive() or time.monotonic() > deadline:
@@ -203,6 +203,13 @@ def _open_log(path: Path | None) -> tuple[IO[bytes], Path, bool]:
             raise EngineStartError(f"cannot write the engine's log {path}: {error.strerror}") from error
     handle, name = tempfile.mkstemp(prefix="miles-engine-local-", suffix=".log")
     return os.fdopen(handle, "ab"), Path(name), True
+
+
+def _readable(pipe: IO[bytes], timeout: float) -> bool:
+    """Whether there is something to read, or the other end has closed, within `timeout` seconds."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        return bool(selector.select(max(0.0, timeout)))
 
 
 def _tail(path: Path) -> str:

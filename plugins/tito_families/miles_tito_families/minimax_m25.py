@@ -12,14 +12,15 @@ user message comes; ours is append-only.
 
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import ParseFacts, Revision, TitoFamily
+from miles_tito_families.opened_reasoning import OpenedReasoning
 
 FAMILY = TitoFamily(
     name="minimax_m25",
     summary="MiniMax-M2.5",
     checkpoints=("MiniMaxAI/MiniMax-M2.5",),
-    revisions=(Revision(name="minimax_m25", template="templates/minimax.jinja"),),
+    revisions=(Revision(name="minimax_m25", template="templates/minimax_m25.jinja"),),
     package="miles_tito_families",
-    fixed_kwargs={"clear_thinking": False, "model_name": "MiniMax-M2.5"},
+    fixed_kwargs={"clear_thinking": False},
     thinking_kwargs=(),
     content_format="parts",
     allowed_append_roles=("tool", "user", "assistant"),
@@ -27,9 +28,10 @@ FAMILY = TitoFamily(
     stop_tokens=("[e~[",),
     trailing_tokens=("[e~[", "\n"),
     assistant_opener="]~b]ai",
-    parse_facts=ParseFacts(),
+    parse_facts=ParseFacts(reasoning=("<think>", "</think>"), after_reasoning="\n\n"),
     reasoning_parser="minimax-append-think",
     tool_call_parser="minimax-m2",
+    bound_class=OpenedReasoning,
     suffix_needs_last_turn=True,  # a tool message is refused unless the turn before it called a tool
 )
 

@@ -1,19 +1,21 @@
 """MiniMax-M2.7: its own turn markers, XML tool calls in one block, results in one turn.
 
-The format of MiniMax-M2.5 (see `minimax_m25`) and its template; only the default identity names another model, so it
-is a family of its own: the identity is part of the first prompt, and the tokenizers cannot tell the two apart.
+The format of MiniMax-M2.5: see `minimax_m25`. The template is the same but for the model's name in the default
+identity. That is why it is a family of its own: the name stands in the first prompt, and the tokenizers do not tell
+the two models apart.
 """
 
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import ParseFacts, Revision, TitoFamily
+from miles_tito_families.opened_reasoning import OpenedReasoning
 
 FAMILY = TitoFamily(
     name="minimax_m27",
     summary="MiniMax-M2.7",
     checkpoints=("MiniMaxAI/MiniMax-M2.7",),
-    revisions=(Revision(name="minimax_m27", template="templates/minimax.jinja"),),
+    revisions=(Revision(name="minimax_m27", template="templates/minimax_m27.jinja"),),
     package="miles_tito_families",
-    fixed_kwargs={"clear_thinking": False, "model_name": "MiniMax-M2.7"},
+    fixed_kwargs={"clear_thinking": False},
     thinking_kwargs=(),
     content_format="parts",
     allowed_append_roles=("tool", "user", "assistant"),
@@ -21,9 +23,10 @@ FAMILY = TitoFamily(
     stop_tokens=("[e~[",),
     trailing_tokens=("[e~[", "\n"),
     assistant_opener="]~b]ai",
-    parse_facts=ParseFacts(),
+    parse_facts=ParseFacts(reasoning=("<think>", "</think>"), after_reasoning="\n\n"),
     reasoning_parser="minimax-append-think",
     tool_call_parser="minimax-m2",
+    bound_class=OpenedReasoning,
     suffix_needs_last_turn=True,  # a tool message is refused unless the turn before it called a tool
 )
 

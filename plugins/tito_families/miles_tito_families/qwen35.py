@@ -11,6 +11,7 @@ checkpoints' template would lose what comes before the block.
 
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import ParseFacts, Revision, TitoFamily
+from miles_tito_families.opened_reasoning import OpenedReasoning
 
 FAMILY = TitoFamily(
     name="qwen35",
@@ -35,9 +36,10 @@ FAMILY = TitoFamily(
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     trailing_tokens=("<|im_end|>", "<|endoftext|>", "\n"),
     assistant_opener="<|im_start|>assistant",
-    parse_facts=ParseFacts(),
+    parse_facts=ParseFacts(reasoning=("<think>", "</think>"), after_reasoning="\n\n"),
     reasoning_parser="qwen3",
     tool_call_parser="qwen3_coder",
+    bound_class=OpenedReasoning,
 )
 
 

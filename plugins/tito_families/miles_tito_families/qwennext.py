@@ -7,6 +7,7 @@ reasoning when a new user message comes; ours is append-only and writes the bloc
 
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import CallFormat, ParseFacts, Revision, TitoFamily
+from miles_tito_families.opened_reasoning import OpenedReasoning
 
 FAMILY = TitoFamily(
     name="qwennext",
@@ -26,10 +27,15 @@ FAMILY = TitoFamily(
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     trailing_tokens=("<|im_end|>", "<|endoftext|>", "\n"),
     assistant_opener="<|im_start|>assistant",
-    # reasoning is left out: it has no opener in what is sampled
-    parse_facts=ParseFacts(calls=("<tool_call>", "</tool_call>"), call_format=CallFormat.JSON),
+    parse_facts=ParseFacts(
+        reasoning=("<think>", "</think>"),
+        calls=("<tool_call>", "</tool_call>"),
+        call_format=CallFormat.JSON,
+        after_reasoning="\n\n",
+    ),
     reasoning_parser="qwen3",
     tool_call_parser="qwen25",
+    bound_class=OpenedReasoning,
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,8 +21,8 @@ class Running:
         self.tokens = list(job.prompt)
         self.computed = 0
         self.stop_ids = stop_ids
-        self._free = Row(job.params, generator)
-        self._held = Row(job.params, generator, tuple(stop_ids)) if job.params.min_new_tokens else self._free
+        self._free = Row(job.params, generator, (), self.tokens, job.output_ids)
+        self._held = replace(self._free, banned=tuple(stop_ids))  # before `min_new_tokens`
 
     @property
     def pending(self) -> int:

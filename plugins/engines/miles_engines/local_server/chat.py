@@ -39,7 +39,7 @@ class Chat:
     def builder(self, format_: ChatFormat) -> MessageBuilder:
         """A parser for one choice, as the request wants it."""
         reasoning = self.body.separate_reasoning is not False
-        return format_.parser(self.tools, calls=bool(self.tools), reasoning=reasoning)
+        return format_.parser(self.jobs[0].prompt, self.tools, calls=bool(self.tools), reasoning=reasoning)
 
 
 def open_chat(service: Service, body: ChatBody) -> Chat:
@@ -83,8 +83,8 @@ async def answer(service: Service, chat: Chat) -> dict[str, Any]:
         builder = chat.builder(service.format)
         builder.feed(replies.shown_ids(job))
         builder.finish()
-        reasoning += builder.reasoning_tokens
         choices.append(_choice(service, chat, index, builder))
+        reasoning += service.format.reasoning_tokens(job.output_ids, choices[-1]["message"])
     version = service.scheduler.weight_version
     segments = replies.version_segments(chat.jobs[0], version)
     reply: dict[str, Any] = {
@@ -111,6 +111,7 @@ def _choice(service: Service, chat: Chat, index: int, builder: MessageBuilder) -
     reason = final_reason(job.finish, builder)
     count = len(job.output_ids)
     message: Message = builder.message()
+    reasoning = service.format.reasoning_tokens(job.output_ids, message)
     choice: dict[str, Any] = {
         "index": index,
         "message": message,
@@ -125,7 +126,7 @@ def _choice(service: Service, chat: Chat, index: int, builder: MessageBuilder) -
     if chat.body.return_meta_info:
         version = service.scheduler.weight_version
         choice["meta_info"] = replies.meta_info(
-            job, reason, count, version, logprobs=chat.logprobs, text=text, reasoning=builder.reasoning_tokens
+            job, reason, count, version, logprobs=chat.logprobs, text=text, reasoning=reasoning
         )
     return choice
 

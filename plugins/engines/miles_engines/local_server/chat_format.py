@@ -10,6 +10,9 @@ from typing import Any
 from miles_core.tito import BoundFamily, StreamParser, Tokenizer, load_tokenizer
 from miles_core.types import Message, Tool
 
+OPENER_WITHIN = 8
+"""How near its end a prompt that leaves the reasoning open has the opening tag, in tokens."""
+
 
 class ChatFormat:
     """What requests need of the family and the tokenizer."""
@@ -49,9 +52,32 @@ class ChatFormat:
         """The ids without the special ones."""
         return [token for token in ids if token not in self._tokenizer.special_ids]
 
-    def parser(self, tools: Sequence[Tool] | None, *, calls: bool, reasoning: bool) -> MessageBuilder:
-        """A parser of one generation."""
-        return MessageBuilder(self._family.parser(tools, calls=calls, reasoning=reasoning))
+    def parser(
+        self, prompt: Sequence[int], tools: Sequence[Tool] | None, *, calls: bool, reasoning: bool
+    ) -> MessageBuilder:
+        """A parser of one generation after `prompt`, which may have opened the reasoning already."""
+        parser = self._family.parser(tools, calls=calls, reasoning=reasoning)
+        if reasoning:
+            parser.feed(self._opened(prompt))
+        return MessageBuilder(parser)
+
+    def _opened(self, prompt: Sequence[int]) -> Sequence[int]:
+        """The end of a prompt from an opening reasoning tag on, if nothing but white space follows it."""
+        tags = self._family.family.parse_facts.reasoning
+        opener = None if tags is None else self._tokenizer.token_to_id(tags[0])
+        end = list(prompt[-OPENER_WITHIN:])
+        if tags is None or opener not in end:
+            return ()
+        tail = end[len(end) - 1 - end[::-1].index(opener) :]
+        return tail if self.decode(tail).strip() == tags[0] else ()
+
+    def reasoning_tokens(self, ids: Sequence[int], message: Message) -> int:
+        """How many of the sampled ids are reasoning, the closing tag included."""
+        tags = self._family.family.parse_facts.reasoning
+        if tags is None or not message["reasoning_content"]:
+            return 0
+        closer = self._tokenizer.token_to_id(tags[1])
+        return ids.index(closer) + 1 if closer in ids else len(ids)
 
 
 class MessageBuilder:
@@ -62,14 +88,10 @@ class MessageBuilder:
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[dict[str, Any]] = []
-        self.reasoning_tokens = 0
 
     def feed(self, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Deltas that these ids complete."""
-        deltas = self._keep(self._parser.feed(ids))
-        if not self._content and not self._calls and self._reasoning:
-            self.reasoning_tokens += len(ids)
-        return deltas
+        return self._keep(self._parser.feed(ids))
 
     def finish(self) -> list[dict[str, Any]]:
         """Deltas held back until the end."""
@@ -81,8 +103,6 @@ class MessageBuilder:
             self._reasoning.append(delta.get("reasoning_content") or "")
             for call in delta.get("tool_calls") or ():
                 self._keep_call(call)
-        self._content = [text for text in self._content if text]
-        self._reasoning = [text for text in self._reasoning if text]
         return deltas
 
     def _keep_call(self, part: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ class _Choice:
     """One choice being streamed: which of its tokens are out, and what its parser holds back."""
 
     def __init__(self, service: Service, chat: Chat, index: int) -> None:
-        self._chat, self._index, self._text = chat, index, service.format.token_text
+        self._chat, self._index, self._format = chat, index, service.format
         self._job: Job = chat.jobs[index]
         self._gate = StopGate(StopStrings() if self._job.params.no_stop_trim else self._job.stops)
         self.builder = chat.builder(service.format)
@@ -36,13 +36,17 @@ class _Choice:
         deltas = self._deltas(job.output_ids[start:count], finish)
         logprobs = None
         if self._chat.logprobs and count > start:
-            logprobs = replies.openai_logprobs(job, start, count, self._text)
+            logprobs = replies.openai_logprobs(job, start, count, self._format.token_text)
             deltas = deltas or [{}]
         chunks = [self._chunk(delta, logprobs if not place else None) for place, delta in enumerate(deltas)]
         if finish is not None:
             reason = final_reason(finish, self.builder)
             chunks.append(self._chunk({}, None, reason["type"], reason.get("matched")))
         return chunks
+
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens are reasoning."""
+        return self._format.reasoning_tokens(self._job.output_ids, self.builder.message())
 
     def _deltas(self, new: list[int], finish: Finish | None) -> list[dict[str, Any]]:
         if finish is None:
@@ -85,7 +89,7 @@ async def events(service: Service, chat: Chat) -> AsyncIterator[Event]:
     if extension:
         yield envelope(chat, [], usage=None, sglext=extension)
     if chat.body.stream_options and chat.body.stream_options.include_usage:
-        reasoning = sum(choice.builder.reasoning_tokens for choice in choices)
+        reasoning = sum(choice.reasoning_tokens() for choice in choices)
         yield envelope(chat, [], usage=replies.usage(chat.jobs, reasoning))
 
 

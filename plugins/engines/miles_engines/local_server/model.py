@@ -183,7 +183,7 @@ def _generation_config(model: Path, config: Any) -> tuple[dict[str, Any], tuple[
     stored: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     eos = stored.get("eos_token_id", getattr(config, "eos_token_id", None))
     ids = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    names = ("temperature", "top_p", "top_k", "min_p")
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     defaults = {name: stored[name] for name in names if stored.get(name) is not None}
     if defaults.get("top_k") == 0:  # transformers' way of saying: no limit
         del defaults["top_k"]

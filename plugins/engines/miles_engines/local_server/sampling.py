@@ -28,6 +28,16 @@ class SamplingParams:
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
     top_logprobs: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits are changed by what has been said, or by a bias."""
+        penalties = self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1
+        return bool(penalties or self.logit_bias)
 
     @property
     def greedy(self) -> bool:
@@ -47,11 +57,16 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence's part in a draw: its parameters, its own generator if seeded, ids not allowed now."""
+    """One sequence's part in a draw: its parameters, its own generator if seeded, ids not allowed now.
+
+    `tokens` are all of the sequence, `sampled` the generated ones; penalties look at them.
+    """
 
     params: SamplingParams
     generator: torch.Generator | None = None
     banned: Sequence[int] = ()
+    tokens: Sequence[int] = ()
+    sampled: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -85,6 +100,7 @@ class Sampler:
             return self._draw(logits, rows)
 
     def _draw(self, logits: torch.Tensor, rows: Sequence[Row]) -> Drawn:
+        logits = _adjusted(logits, rows)
         divisors = [row.params.divisor for row in rows]
         scaled = logits
         if any(divisor != 1.0 for divisor in divisors):
@@ -156,6 +172,29 @@ class Sampler:
         keep &= probs >= least
         keep[:, 0] = True
         return torch.full_like(logp, -torch.inf).scatter_(1, order, torch.where(keep, ordered, -torch.inf))
+
+
+def _adjusted(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """Logits with penalties and biases, as SGLang: before the temperature, and part of the log-probs."""
+    changed = [index for index, row in enumerate(rows) if row.params.adjusts]
+    if not changed:
+        return logits
+    logits = logits.clone()
+    for index in changed:
+        _adjust(logits[index], rows[index])
+    return logits
+
+
+def _adjust(logits: torch.Tensor, row: Row) -> None:
+    params = row.params
+    if params.repetition_penalty != 1:
+        seen = torch.tensor(sorted(set(row.tokens)), dtype=torch.long, device=logits.device)
+        values, factor = logits[seen], params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / factor, values * factor)
+    ids, counts = torch.tensor(list(row.sampled), dtype=torch.long, device=logits.device).unique(return_counts=True)
+    logits[ids] -= params.frequency_penalty * counts + params.presence_penalty
+    for token, bias in params.logit_bias:
+        logits[token] += bias
 
 
 def _tops(logp: torch.Tensor, rows: Sequence[Row]) -> list[list[tuple[float, int]]]:

@@ -190,7 +190,8 @@ class Scheduler:
         seed = job.params.seed
         generator = None if seed is None else self._sampler.generator(seed)
         stop_ids = frozenset() if job.params.ignore_eos else self._stop_ids | job.params.stop_token_ids
-        self._reading.add(Running(job, stop_ids, generator), segments)
+        known = frozenset(token for token in stop_ids if 0 <= token < self._model.vocab_size)
+        self._reading.add(Running(job, known, generator), segments)
         job.cached_tokens = sum(map(len, segments))
         job.started = True
 

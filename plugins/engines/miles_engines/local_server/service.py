@@ -53,6 +53,10 @@ class Service:
 
     def job(self, rid: str, prompt: list[int], params: SamplingParams, *, live: bool) -> Job:
         """A generation to run; see `running`."""
+        for token, _ in params.logit_bias:
+            if not 0 <= token < self.model.vocab_size:
+                size = self.model.vocab_size
+                raise ApiError(f"logit_bias has token id {token}, outside the model's vocabulary of {size} ids.")
         stops = StopStrings(params.stop, self.format.decode, self.format.encode)
         return Job(rid=rid, prompt=prompt, params=params, stops=stops, live=live)
 

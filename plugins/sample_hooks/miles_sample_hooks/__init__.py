@@ -1,0 +1,1 @@
+"""The built-in sample hooks of tree histories, one module each."""

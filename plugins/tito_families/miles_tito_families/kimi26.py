@@ -1,0 +1,45 @@
+"""Kimi K2.6 (Moonshot AI): K2.5's format with a `preserve_thinking` of its own.
+
+It differs from K2.5 in two things: reasoning is read from `reasoning` first, then from `reasoning_content`; and
+with `thinking=False` earlier turns still show theirs, although the prompt closes the block. The tool-call parser
+must hand out ids as they were sampled, since ids are all that history writes of a function's name: `kimi_k2`
+renumbers them, `kimi_k2_raw_id` does not (SGLang 0.5.23 has it only as a patch).
+"""
+
+from miles_core.hookspecs import hookimpl
+from miles_core.tito import ParseFacts, Revision, TitoFamily
+from miles_tito_families.kimi_encoder import KimiEncoder
+
+FAMILY = TitoFamily(
+    name="kimi26",
+    summary="Kimi K2.6",
+    checkpoints=("moonshotai/Kimi-K2.6",),
+    revisions=(
+        Revision(
+            name="kimi26",
+            encoder=KimiEncoder(
+                source="miles_tito_families/kimi_encoder.py (kimi26)",
+                reasoning_keys=("reasoning", "reasoning_content"),
+            ),
+        ),
+    ),
+    package="miles_tito_families",
+    fixed_kwargs={"preserve_thinking": True},
+    thinking_kwargs=("thinking",),
+    content_format="parts",
+    allowed_append_roles=("tool", "user", "system", "assistant"),
+    turn_end="<|im_end|>",
+    stop_tokens=("<|im_end|>",),
+    trailing_tokens=("<|im_end|>",),
+    assistant_opener="<|im_assistant|>",
+    inner_tokens=("<|im_middle|>",),
+    parse_facts=ParseFacts(),
+    reasoning_parser="kimi_k2",
+    tool_call_parser="kimi_k2_raw_id",
+)
+
+
+@hookimpl
+def tito_family() -> TitoFamily:
+    """The facts of Kimi K2.6's chat format."""
+    return FAMILY
