@@ -1,14 +1,12 @@
 """The prompt format of DeepSeek V4, append-only: every assistant turn keeps its reasoning.
 
 Tool results are user turns: a run of user and tool messages is one user block, its parts joined by an empty line.
-Two encoders in public use write this format and differ in details, hence two classes.
+SGLang's older encoder and DeepSeek's own package differ in details; this is the first, `deepseekv4_recipe` the second.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from miles_core.types import Message, Tool
@@ -20,16 +18,13 @@ from miles_tito_families.deepseek_dsml import (
     THINK,
     USER,
     developer_text,
-    to_json,
     tool_calls,
     tool_schemas,
     unknown_role,
     wants_thinking,
 )
 
-_REMINDER = "<｜latest_reminder｜>"
-
-_TOOLS = """
+TOOLS = """
 
 ## Tools
 
@@ -61,7 +56,7 @@ Otherwise, output directly after </think> with tool calls or final response.
 You MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.
 """
 
-_ABSOLUTE_MAXIMUM = """Reasoning Effort: Absolute maximum with no shortcuts permitted.
+ABSOLUTE_MAXIMUM = """Reasoning Effort: Absolute maximum with no shortcuts permitted.
 You MUST be very thorough in your thinking and comprehensively decompose the problem to resolve the root cause, \
 rigorously stress-testing your logic against all potential paths, edge cases, and adversarial scenarios.
 Explicitly write out your entire deliberation process, documenting every intermediate step, considered alternative, \
@@ -90,10 +85,10 @@ class DeepseekV4Encoder:
     ) -> str:
         """The text of a conversation. Raises RenderError for roles that have no place in it."""
         thinking = wants_thinking(kwargs)
-        schemas = _TOOLS.replace("{schemas}", tool_schemas(tools)) if tools else ""
+        schemas = TOOLS.replace("{schemas}", tool_schemas(tools)) if tools else ""
         leading_system = bool(messages) and messages[0]["role"] == "system"
         blocks = list(_blocks(messages))
-        out = [BOS, _ABSOLUTE_MAXIMUM if thinking and kwargs.get("reasoning_effort") == "max" else ""]
+        out = [BOS, ABSOLUTE_MAXIMUM if thinking and kwargs.get("reasoning_effort") == "max" else ""]
         out.append("" if leading_system else schemas)
         for number, block in enumerate(blocks):
             out.append(self._block(block, thinking))

@@ -65,6 +65,8 @@ def _function(tool: Mapping[str, Any]) -> str:
     if tool.get("type", "function") != "function" or not isinstance(function, dict):
         raise _NoTypeScriptError("not a function")
     name = function.get("name") or "function"
+    if not isinstance(name, str):
+        raise _NoTypeScriptError("a name that is no text")
     parameters = _mapping(function.get("parameters") or {})
     scope = _Scope()
     described = _described(function, "")
@@ -72,8 +74,9 @@ def _function(tool: Mapping[str, Any]) -> str:
     interfaces = []
     if scope.refers_to_root:
         # The root gets a name to refer to, and its fields the plain order of their names.
-        fields = ",\n".join(scope.field(key, parameters, _INDENT) for key in parameters["properties"])
-        interfaces.append(f"interface parameters {{\n{fields}\n}}\n")
+        fields = ",\n".join(scope.field(key, parameters, _INDENT) for key in parameters.get("properties", {}))
+        body = f"\n{fields}\n" if fields else ""
+        interfaces.append(f"interface parameters {{{body}}}\n")
         argument = "parameters"
     for key, schema in list(scope.definitions.items()):
         interfaces.append(f"{_described(_mapping(schema), '')}interface {key} {scope.type(schema, '')}\n")
@@ -153,7 +156,9 @@ def _comments(schema: Any, indent: str) -> str:
         return ""
     kind = schema.get("type")
     plain = isinstance(kind, str) and not schema.keys() & {"$ref", "anyOf", "enum"}
-    limits = [f"{key}: {_scalar(schema[key])}" for key in (_LIMITS.get(kind, ()) if plain else ()) if key in schema]
+    limits = [
+        f"{key}: {_scalar(schema[key])}" for key in (_LIMITS.get(str(kind), ()) if plain else ()) if key in schema
+    ]
     return _described(schema, indent) + (f"{indent}// {', '.join(limits)}\n" if limits else "")
 
 
