@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,8 @@ import torch
 
 from helpers.tiny import VOCABULARY
 from miles_engines.local_server.job import Job
-from miles_engines.local_server.model import Model
+from miles_engines.local_server.kv import KVRows
+from miles_engines.local_server.model import Model, Work
 from miles_engines.local_server.prefix_cache import PrefixCache
 from miles_engines.local_server.sampling import Sampler, SamplingParams
 from miles_engines.local_server.scheduler import Scheduler
@@ -283,3 +284,21 @@ async def test_stop_ids_that_the_model_lacks_do_no_harm(make: Make, model: Model
     await run(make(stop_ids=odd), one, job(prompt(12)))
     assert one.finish == {"type": "length", "length": 12}
     check(model, one)
+
+
+async def test_sequences_that_do_not_fit_in_memory_wait(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    step = Model.step
+
+    def counted(self: Model, kv: KVRows, work: Sequence[Work]) -> torch.Tensor:
+        sizes.append(len(work))
+        return step(self, kv, work)
+
+    monkeypatch.setattr(Model, "step", counted)
+    token_bytes = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, dim, float32
+    jobs = [job(prompt(20 + index)) for index in range(6)]
+    scheduler = make(max_kv_bytes=2 * 300 * token_bytes)
+    await run(scheduler, job(prompt(5), max_new_tokens=1))  # tells how much a token takes
+    await run(scheduler, *jobs)
+    assert max(sizes) == 2
+    assert all(len(one.output_ids) == 12 for one in jobs)

@@ -79,7 +79,7 @@ class DeepseekV32Encoder:
         leading_system = bool(messages) and messages[0]["role"] == "system"
         out = [BOS, "" if leading_system else schemas]
         opener = ""
-        for index, message in enumerate(messages):
+        for index in range(len(messages)):
             text, opener = self._message(messages, index, thinking)
             out += [text, schemas if index == 0 and leading_system else "", opener]
         return "".join(out if add_generation_prompt else out[: len(out) - 1 if opener else None])

@@ -1,4 +1,15 @@
 """DeepSeek V4 (Flash and Pro), whose checkpoints bring a Python encoder instead of a chat template.
+
+Both revisions are our own and append-only: every turn keeps its reasoning, which DeepSeek's encoders drop before the
+last user message. `deepseekv4` follows the encoder that SGLang carried, `deepseekv4@recipe` DeepSeek's later package,
+which newer SGLang uses. Tool results fold into the user's block and are put in order by the calls of the turn before,
+so a suffix depends on that turn; an older turn's calls, which SGLang's encoder looks at too, never reorder them.
+
+Where `recipe` departs from the package, to stay append-only: without tools, in thinking mode, the package drops all
+reasoning and ours stays; calls are not sorted by their ids (results are put in the order of the calls as they stand,
+which is the package's where the ids ascend), and nothing is sorted across an assistant turn. Integers beyond 64 bits stay exact.
+System messages cannot be appended: the package moves them to the front. The role markers are not special tokens of
+the checkpoint, so the self-check is given them as boundaries.
 """
 
 from miles_core.hookspecs import hookimpl
@@ -13,12 +24,16 @@ from miles_tito_families.deepseek_dsml import (
     DeepseekBound,
 )
 from miles_tito_families.deepseekv4_encoder import DeepseekV4Encoder
+from miles_tito_families.deepseekv4_recipe import DeepseekV4Recipe
 
 FAMILY = TitoFamily(
     name="deepseekv4",
     summary="DeepSeek V4 Flash and Pro",
     checkpoints=("deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"),
-    revisions=(Revision(name="deepseekv4", encoder=DeepseekV4Encoder()),),
+    revisions=(
+        Revision(name="deepseekv4", encoder=DeepseekV4Encoder()),
+        Revision(name="recipe", encoder=DeepseekV4Recipe()),
+    ),
     package="miles_tito_families",
     fixed_kwargs={"drop_thinking": False},
     kwarg_aliases=(THINKING_ALIASES,),
@@ -29,6 +44,8 @@ FAMILY = TitoFamily(
     trailing_tokens=(EOS, ASSISTANT, THINK, END_THINK),
     assistant_opener=ASSISTANT,
     boundary_tokens=(USER, ASSISTANT),
+    # With thinking off, `recipe` keeps the reasoning of an appended assistant turn only beside tools.
+    suffix_needs_tools=True,
     suffix_needs_last_turn=True,
     parse_facts=ParseFacts(),
     reasoning_parser="deepseek-v4",

@@ -7,9 +7,9 @@ the suffix writes what is due; a generation that ended otherwise (cut off, or `<
 The templates are our own and append-only, and keep the reasoning of every turn. They differ from the checkpoints'
 where those lose text or rewrite sampled tokens:
 
-* GLM-5.1's own writes a turn without reasoning as `<think></think>`, or as a bare `</think>` once a later user
-  message comes and no turn since the user message before it has reasoning. Ours always writes `<think></think>`:
-  that is what it wrote while the turn was the last one, and what 5.2 writes.
+* GLM-5.1's own writes a turn without reasoning as `<think></think>` or as a bare `</think>`, decided from the whole
+  conversation, so that a later user message can rewrite it. Ours always writes `<think></think>`: that is what its
+  own writes while the turn is the last one, and what 5.2 writes.
 * Lists of text parts in tool results become text; those of GLM-4.7 and GLM-5 print a Python repr.
 * Text before `<think>` or behind a second `</think>` in assistant content stays content.
 

@@ -12,6 +12,7 @@ The template is our own. Three things are peculiar:
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import BoundFamily, ParseFacts, Revision, TitoFamily
@@ -24,10 +25,14 @@ class InklingBound(BoundFamily):
     """Closes a turn only where the last block is the model's and the turn has not ended: an empty answer is the
     stop token alone, without a block to close before it."""
 
+    def __init__(self, family: TitoFamily, *rest: Any, **named: Any) -> None:
+        super().__init__(family, *rest, **named)
+        self._model, *others = self.tokenizer.ids_of(_ROLES, needed_by=f"family {family.name}")
+        self._landmarks = frozenset((self._model, *others, *self.stop_ids))
+
     def join(self, checkpoint_ids: Sequence[int], suffix_ids: Sequence[int]) -> tuple[int, list[int]]:
-        model, *others = self.tokenizer.ids_of(_ROLES, needed_by=f"family {self.name}")
-        last = next((i for i in reversed(checkpoint_ids) if i == model or i in others or i in self.stop_ids), None)
-        if last != model:
+        last = next((i for i in reversed(checkpoint_ids) if i in self._landmarks), None)
+        if last != self._model:
             return len(checkpoint_ids), []
         return super().join(checkpoint_ids, suffix_ids)
 

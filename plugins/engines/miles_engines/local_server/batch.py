@@ -40,6 +40,10 @@ class Running:
         return Work(self.computed, self.tokens[self.computed : self.computed + limit])
 
 
+RELEASE_ABOVE = 64 << 20
+"""Bytes; rows that take more than this give their memory back when the last sequence has left."""
+
+
 class Rows:
     """Sequences in rows `0 … n-1` of one `KVRows`, without gaps."""
 
@@ -65,4 +69,6 @@ class Rows:
         if last is not taken:
             self.kv.move(len(self.running), row, last.computed)
             self.running[row] = last
+        if not self.running and self.kv.nbytes > RELEASE_ABOVE:
+            self.kv = KVRows()
         return taken

@@ -125,6 +125,16 @@ class KVRows(Cache):  # type: ignore[misc]  # transformers is untyped here
         for store in (*self._keys, *self._values):
             store[target, :length] = store[source, :length]
 
+    @property
+    def token_bytes(self) -> int:
+        """Memory of one token; 0 until the first one has been stored."""
+        return sum(s.shape[2] * s.shape[3] * s.element_size() for s in (*self._keys, *self._values))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all rows."""
+        return self._rows * self._width * self.token_bytes
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many tokens attention sees; part of the interface models expect."""
         return self._live_width

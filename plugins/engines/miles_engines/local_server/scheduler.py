@@ -34,6 +34,10 @@ SHARE_AT_LEAST = 32
 """A prompt waits for another one that is being read if it can reuse this many tokens of it."""
 
 
+GROWTH = 256
+"""Tokens that a sequence is expected to grow by when it is decided whether another one fits in memory."""
+
+
 @dataclass(frozen=True)
 class Load:
     """How busy the scheduler is."""
@@ -56,11 +60,13 @@ class Scheduler:
         stop_ids: frozenset[int] = frozenset(),
         max_batch: int = 64,
         prefill_chunk: int = 1024,
+        max_kv_bytes: int | None = None,
         weight_version: str = "default",
     ) -> None:
         self.weight_version = weight_version
         self._model, self._sampler, self._cache, self._loop = model, sampler, cache, loop
         self._stop_ids, self._max_batch, self._chunk = stop_ids, max_batch, prefill_chunk
+        self._max_kv_bytes, self._token_bytes = max_kv_bytes, 0
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._reading, self._decoding = Rows(), Rows()
@@ -162,7 +168,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Move waiting jobs to the rows being read, in order, as far as there is room."""
         postponed: list[Job] = []
-        while self._waiting and len(self._reading) + len(self._decoding) < self._max_batch:
+        while self._waiting and self._has_room(self._waiting[0]):
             if sum(running.pending for running in self._reading.running) >= self._chunk:
                 break
             job = self._waiting.popleft()
@@ -175,6 +181,16 @@ class Scheduler:
                 log.exception("a request could not start")
                 self._end(job, _failed(error))
         self._waiting.extendleft(reversed(postponed))
+
+    def _has_room(self, job: Job) -> bool:
+        """Whether another row fits: rows are as wide as the longest sequence, so one long one costs all."""
+        running = [*self._reading.running, *self._decoding.running]
+        if not running or self._max_kv_bytes is None:
+            return len(running) < self._max_batch
+        self._token_bytes = self._token_bytes or self._reading.kv.token_bytes
+        width = max(len(job.prompt), *(len(other.tokens) for other in running)) + GROWTH
+        needed = (len(running) + 1) * width * self._token_bytes
+        return len(running) < self._max_batch and needed <= self._max_kv_bytes
 
     def _worth_waiting(self, job: Job) -> bool:
         """Whether a prompt that is being read begins like this one, so that waiting saves reading it twice."""

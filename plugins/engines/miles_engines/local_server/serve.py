@@ -22,6 +22,9 @@ from miles_engines.local_server.settings import Settings
 CACHE_SHARE = 8
 """Without `--cache-tokens`, the prefix cache may take this fraction (1/8) of the memory."""
 
+RUNNING_SHARE = 3
+"""Running sequences may take this fraction (1/3) of the memory; more of them wait."""
+
 Tell = Callable[[str, str], None]
 
 
@@ -58,7 +61,8 @@ def assemble(
     settings: Settings, loaded: model.Model, format_: chat_format.ChatFormat, loop: asyncio.AbstractEventLoop
 ) -> Service:
     """A service with its scheduler started."""
-    limits = {"max_bytes": memory_bytes(loaded.device) // CACHE_SHARE} if settings.cache_tokens is None else {}
+    memory = memory_bytes(loaded.device)
+    limits = {"max_bytes": memory // CACHE_SHARE} if settings.cache_tokens is None else {}
     scheduler = Scheduler(
         loaded,
         Sampler(loaded.device, scaled_logprobs=settings.logprobs == "scaled", seed=settings.seed),
@@ -67,6 +71,7 @@ def assemble(
         stop_ids=frozenset(loaded.eos_ids) | frozenset(format_.stop_ids),
         max_batch=settings.max_batch,
         prefill_chunk=settings.prefill_chunk,
+        max_kv_bytes=memory // RUNNING_SHARE,
         weight_version=settings.weight_version,
     )
     scheduler.start()
