@@ -6,8 +6,9 @@ which newer SGLang uses. Tool results fold into the user's block and are put in 
 so a suffix depends on that turn; an older turn's calls, which SGLang's encoder looks at too, never reorder them.
 
 Where `recipe` departs from the package, to stay append-only: without tools, in thinking mode, the package drops all
-reasoning and ours stays; calls are not sorted by their ids (results are put in the order of the calls as they stand,
-which is the package's where the ids ascend), and nothing is sorted across an assistant turn. Integers beyond 64 bits stay exact.
+reasoning and ours stays; calls are not sorted by their ids, and results follow the calls as they stand (the same where
+ids ascend); nothing is sorted across an assistant turn. Integers beyond 64 bits stay exact.
+
 System messages cannot be appended: the package moves them to the front. The role markers are not special tokens of
 the checkpoint, so the self-check is given them as boundaries.
 """

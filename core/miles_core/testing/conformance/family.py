@@ -109,6 +109,9 @@ def joins(plugin: Plugin) -> str | Skip | None:
 def parses(plugin: Plugin) -> str | Skip | None:
     """Parsing what was sampled gives the message that was rendered."""
     made = 0
+    family: TitoFamily = plugin.call("tito_family")
+    if not family.parse_facts.tags and not family.best_effort:
+        return Skip("the family declares no parse_facts: its generations are read as plain text")
     for bound in _bound(plugin):
         for turn in _turns(bound):
             made += 1
@@ -122,7 +125,7 @@ def _bound(plugin: Plugin) -> Iterator[BoundFamily]:
     """Each revision, bound to a small tokenizer; none where that takes a real checkpoint's tokens."""
     family: TitoFamily = plugin.call("tito_family")
     for revision in family.revisions:
-        template = _CHATML if revision.template is None else None
+        template = _CHATML if revision.template is None and revision.encoder is None else None
         try:
             yield family.bind(small_tokenizer(family), revision.name, template=template)
         except ConfigError:
@@ -139,7 +142,8 @@ def small_tokenizer(family: TitoFamily) -> Tokenizer:
     tags = family.parse_facts.tags
     texts = [*(family.trailing_tokens or ()), family.turn_end, family.assistant_opener, "<|im_start|><|im_end|>"]
     named = [token for text in texts for token in _CONTROL.findall(text or "")]
-    control = dict.fromkeys(token for token in (*(family.stop_tokens or ()), *named) if token not in tags)
+    facts = (*(family.stop_tokens or ()), *family.role_stop_tokens, *family.boundary_tokens, *family.inner_tokens)
+    control = dict.fromkeys(token for token in (*facts, *named) if token not in tags)
     backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False) for text in control])
     backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in tags])
     return Tokenizer(backend, source="the conformance kit's tokenizer")
