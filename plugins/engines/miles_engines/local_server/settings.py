@@ -61,9 +61,9 @@ def parse(argv: Sequence[str]) -> Settings:
     return Settings(**values)
 
 
-def help_text() -> str:
-    """What `--engine local` accepts, for `miles-plugins engine --engine local --engine-help`."""
-    return _parser().format_help()
+def engine_flags() -> list[str]:
+    """The flags that `miles-plugins engine --engine local` passes on, as the docs list them."""
+    return _parser().engine_flags()
 
 
 def _parser() -> _Parser:
