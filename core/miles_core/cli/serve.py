@@ -62,6 +62,10 @@ HISTORIES = {"linear": "linear", "v1": "linear", "tree": "tree", "v2": "tree"}
     help="A chat template; only for --tito-model default, since a named family brings its own.",
 )  # fmt: skip
 @click.option("--max-seq-len", default=None, type=int, help="Cut samples at this many tokens unless asked otherwise.")
+@click.option("--use-rollout-routing-replay", "routing_replay", is_flag=True, help="Record the routed experts.")
+@click.option("--use-rollout-indexer-replay", "indexer_replay", is_flag=True, help="Record the indexer's choices.")
+@click.option("--incremental-replay", is_flag=True, help="Ask only for rows of experts that are not held yet.")
+@click.option("--lora-path", default=None, metavar="NAME", help="LoRA adapter that every turn names to the engine.")
 @click.option("--reject-control-tokens", is_flag=True, help="Refuse user and tool text that spells control tokens.")
 @click.option(
     "--on-tools-change", type=click.Choice(["keep", "refuse"]), default="keep", show_default=True,

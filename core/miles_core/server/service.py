@@ -22,6 +22,7 @@ from miles_core.session import wire
 from miles_core.session.assemble import assemble_path
 from miles_core.session.leaves import SampleHook, leaf_samples, tree_metadata
 from miles_core.session.policy import LinearPolicy, TreePolicy
+from miles_core.session.routing import Replay
 from miles_core.session.store import SelfCheck, SessionStore, session_metadata
 from miles_core.session.turn import (
     Generation,
@@ -106,6 +107,21 @@ def load_parts(settings: ServerSettings, registry: Registry) -> Parts:
     )
 
 
+def replay_of(settings: ServerSettings, config: Mapping[str, Any]) -> Replay:
+    """What to record for routing replay. Raises ConfigError if the checkpoint's config has no layer count."""
+    layers = config.get("num_hidden_layers") or (config.get("text_config") or {}).get("num_hidden_layers") or 0
+    if settings.routing_replay and not layers:
+        raise ConfigError(
+            f"--use-rollout-routing-replay needs num_hidden_layers in the config.json of {settings.checkpoint}"
+        )
+    return Replay(
+        experts=settings.routing_replay,
+        indexer=settings.indexer_replay,
+        incremental=settings.incremental_replay,
+        layers=int(layers),
+    )
+
+
 def _require_hook(plugin: Plugin, hook: str, flag: str) -> None:
     if not plugin.has(hook):
         raise ConfigError(f"{flag}: {plugin.describe()} has no hook {hook}")
@@ -154,6 +170,8 @@ class SessionService:
             chat_template_kwargs=settings.chat_template_kwargs,
             reject_control_tokens=settings.reject_control_tokens,
             on_tools_change=settings.on_tools_change,
+            replay=replay_of(settings, parts.family.tokenizer.config),
+            lora_path=settings.lora_path,
         )
         self.router = Router(settings.engine_urls)
         self.client: EngineClient | None = None
@@ -226,9 +244,11 @@ class SessionService:
             return wire.encode([], metadata, empty_reason="no_records")
         if self._hooks is not None:
             metadata["agent"] = body.get("metadata") or {}
-            samples = leaf_samples(session, self.family, metadata, *self._hooks, max_seq_len=limit)
+            samples = leaf_samples(
+                session, self.family, metadata, *self._hooks, max_seq_len=limit, replay=self.rules.replay
+            )
             return wire.encode(samples, metadata, empty_reason=None if samples else "all_truncated")
-        sample = assemble_path(session, head.path(), self.family, max_seq_len=limit)
+        sample = assemble_path(session, head.path(), self.family, max_seq_len=limit, replay=self.rules.replay)
         if sample is None:
             return wire.encode([], metadata, empty_reason="all_truncated")
         return wire.encode([sample], metadata)
@@ -255,7 +275,12 @@ class SessionService:
             self.in_flight -= 1
         if reply.status != 200:
             return TurnOutcome(turn, refusal=reply)
-        generation = read_reply(reply.body, vocab_size=self.family.tokenizer.vocab_size, engine=session.worker or "")
+        generation = read_reply(
+            reply.body,
+            vocab_size=self.family.tokenizer.vocab_size,
+            engine=session.worker or "",
+            indexer=self.rules.replay.indexer,
+        )
         commit_turn(session, turn, generation, self.rules, started=started, ended=time.time())
         return TurnOutcome(turn, generation=generation)
 

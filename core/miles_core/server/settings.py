@@ -32,6 +32,10 @@ class ServerSettings:
     max_sessions: int = 0
     max_concurrent: int = 0
     max_seq_len: int | None = None
+    routing_replay: bool = False
+    indexer_replay: bool = False
+    incremental_replay: bool = False
+    lora_path: str | None = None
     reject_control_tokens: bool = False
     on_tools_change: str = "keep"
     keepalive_seconds: float = 15.0
@@ -46,6 +50,8 @@ class ServerSettings:
             raise ConfigError(f"--port {self.port}: expected a number from 0 to 65535")
         if self.max_rollback < 0:
             raise ConfigError(f"--max-rollback {self.max_rollback}: expected 0 or more")
+        if self.incremental_replay and not self.routing_replay:
+            raise ConfigError("--incremental-replay needs --use-rollout-routing-replay")
         if self.max_body_mb <= 0:
             raise ConfigError(f"--max-body-mb {self.max_body_mb}: expected more than 0")
         for url in self.engine_urls:

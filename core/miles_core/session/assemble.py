@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from miles_core.errors import InvariantError
+from miles_core.session.routing import Replay, join_rows, used_turns
 from miles_core.session.tree import Node
 from miles_core.session.turn import Session
 from miles_core.tito import BoundFamily
@@ -78,15 +79,22 @@ class _Line:
 
 
 def assemble_path(
-    session: Session, path: Sequence[Node], family: BoundFamily, *, max_seq_len: int | None
+    session: Session,
+    path: Sequence[Node],
+    family: BoundFamily,
+    *,
+    max_seq_len: int | None,
+    replay: Replay | None = None,
 ) -> AssembledSample | None:
     """The sample of one path, or None if nothing sampled remains within `max_seq_len` tokens.
 
-    Stops at the first turn that is not completed.
+    Stops at the first turn that is not completed. Raises SampleError (422) for routing rows that do not join.
     """
-    used, line, cut = _walk(path, max_seq_len)
+    replay = replay or Replay()
+    used, line, cut = _walk(path, max_seq_len, len(used_turns(path, replay)))
     if not used:
         return None
+    experts, indexer = join_rows(used, replay, len(line.tokens))
     start = used[0].prompt_length
     last = used[-1]
     sample = AssembledSample(
@@ -103,16 +111,18 @@ def assemble_path(
         },
         spec_info=_spec_info(used),
         metadata={"lifecycle": _lifecycle(used)},
+        rollout_routed_experts=experts,
+        rollout_indexer_topk=indexer,
     )
     sample.check()
     return sample
 
 
-def _walk(path: Sequence[Node], max_seq_len: int | None) -> tuple[list[Node], _Line, bool]:
+def _walk(path: Sequence[Node], max_seq_len: int | None, turns: int) -> tuple[list[Node], _Line, bool]:
     """Lay the turns out one behind the other: the turns used, their line, and whether the last was cut."""
     line = _Line()
     used: list[Node] = []
-    for index, node in enumerate(path):
+    for index, node in enumerate(path[:turns]):
         line.cut(node.kept)
         before = len(line.tokens)
         line.add_prompt(node.added)

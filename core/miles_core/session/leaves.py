@@ -11,6 +11,7 @@ import numpy as np
 
 from miles_core.errors import PluginError, SampleError
 from miles_core.session.assemble import AssembledSample, assemble_path
+from miles_core.session.routing import Replay
 from miles_core.session.tree import Forest, Node
 from miles_core.session.turn import Session
 from miles_core.tito import BoundFamily
@@ -57,11 +58,12 @@ def leaf_samples(
     postprocess: SampleHook,
     *,
     max_seq_len: int | None,
+    replay: Replay | None = None,
 ) -> list[AssembledSample]:
     """One sample per leaf, picked and finished. Raises SampleError (422) naming the hook that broke its contract."""
     samples = []
     for leaf in session.forest.leaves():
-        assembled = assemble_path(session, leaf.path(), family, max_seq_len=max_seq_len)
+        assembled = assemble_path(session, leaf.path(), family, max_seq_len=max_seq_len, replay=replay)
         if assembled is not None:
             samples.append(_as_sample(assembled, leaf))
     picked = _pick(pick, samples, session_metadata)

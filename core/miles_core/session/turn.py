@@ -15,6 +15,7 @@ import orjson
 
 from miles_core.errors import EngineReplyError, InvariantError, RequestError
 from miles_core.session.policy import HistoryPolicy, Matcher, Position
+from miles_core.session.routing import Replay, request_fields
 from miles_core.session.tree import Forest, Node, TurnFacts, path_messages
 from miles_core.tito import BoundFamily, normalise_messages, normalise_tools
 from miles_core.types import Message, Tool
@@ -40,6 +41,8 @@ class TurnRules:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     reject_control_tokens: bool = False
     on_tools_change: str = "keep"
+    replay: Replay = field(default_factory=Replay)
+    lora_path: str | None = None
 
 
 class Session:
@@ -137,7 +140,9 @@ def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, ri
         )
     prompt, kept = _build_prompt(family, position, tools, kwargs)
     _check_ids(family, prompt, kept)
-    fields = _engine_fields(body, rid)
+    fields = {**_engine_fields(body, rid), **request_fields(rules.replay, base, kept)}
+    if rules.lora_path is not None:
+        fields["lora_path"] = rules.lora_path
     asked = family.merge_kwargs(
         rules.chat_template_kwargs, session.chat_template_kwargs, body.get("chat_template_kwargs")
     )
@@ -320,8 +325,11 @@ class Generation:
         return found if isinstance(found, dict) else {}
 
 
-def read_reply(raw: bytes, *, vocab_size: int, engine: str) -> Generation:
-    """Check the engine's 200 answer. Raises EngineReplyError (502) saying what it lacks."""
+def read_reply(raw: bytes, *, vocab_size: int, engine: str, indexer: bool = False) -> Generation:
+    """Check the engine's 200 answer; with `indexer` it must carry the indexer's choices.
+
+    Raises EngineReplyError (502) saying what it lacks.
+    """
     try:
         reply = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -355,6 +363,10 @@ def read_reply(raw: bytes, *, vocab_size: int, engine: str) -> Generation:
         raise EngineReplyError(f"the engine at {engine} sent a message nested more than {MAX_DEPTH} levels deep")
     if not isinstance(meta, dict):
         raise _lacks(engine, f"choices[0].meta_info; {ROUTER_HINT}")
+    if indexer and (meta.get("indexer_topk") is None or meta.get("indexer_topk_num_layers") is None):
+        raise _lacks(
+            engine, "choices[0].meta_info.indexer_topk and indexer_topk_num_layers, which only a patched SGLang sends"
+        )
     sampled, log_probs = _read_log_probs(meta, vocab_size, engine)
     return Generation(
         reply=reply,
