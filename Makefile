@@ -38,6 +38,10 @@ test: $(FOR_DEV)  ## lint, types, architecture, then every test
 check: $(FOR_DEV)  ## lint, types, architecture
 	scripts/check
 
+.PHONY: bench
+bench: $(FOR_DEV)  ## what joining turns costs, per family
+	$(BIN)/python benchmarks/join.py
+
 .PHONY: clean
 clean:  ## remove .venv, caches, builds and the demo's output
 	rm -rf $(VENV) build dist site demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
