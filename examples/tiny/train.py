@@ -151,7 +151,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1300)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--rate", type=float, default=1e-2, help="peak learning rate")
-    parser.add_argument("--slips", type=float, default=0.2, help="share of chats with a slip")
+    parser.add_argument("--slips", type=float, default=0.1, help="share of chats with a slip")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()

@@ -46,7 +46,7 @@ def test_the_start_up_block_the_health_and_a_clean_end(server: subprocess.Popen[
     assert block[0] == "miles-plugins session server"
     rows = dict(line.split(maxsplit=1) for line in block[1:])
     assert rows["model"] == str(checkpoint)
-    assert rows["family"] == "qwen3@qwen3, the revision the only one"
+    assert rows["family"] == "qwen3@qwen3, revision chosen: the only one"
     assert rows["template"] == "miles_tito_families/templates/qwen3.jinja"
     assert rows["matcher"] == "strict"
     assert rows["history"].startswith("linear")
@@ -71,6 +71,7 @@ def test_the_start_up_block_the_health_and_a_clean_end(server: subprocess.Popen[
             ("--tito-model", "qwen3", "--apply-chat-template-kwargs", '{"clear_thinking": true}'),
             "is in conflict with family qwen3",
         ),
+        (("--tito-model", "qwen3", "--max-sessions", "-3"), "--max-sessions -3: expected 0 (no limit) or more"),
         (("--tito-model", "default"), "uses the checkpoint's own chat template"),
         (("--tito-model", "qwen3", "--max-body-mb", "0"), "--max-body-mb 0.0: expected more than 0"),
     ],

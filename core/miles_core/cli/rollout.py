@@ -10,6 +10,7 @@ import click
 from miles_core.cli.rollout_plan import Flags
 from miles_core.cli.rollout_run import run
 
+HISTORIES = {"linear": "linear", "tree": "tree", "v1": "linear", "v2": "tree"}
 _COUNT = click.IntRange(min=1)
 
 
@@ -65,6 +66,16 @@ _MODEL = [
         show_default=True,
         metavar="PLUGIN",
         help="When two messages are the same.",
+    ),
+    click.option(
+        "--history",
+        "--use-session-server",
+        "history",
+        type=click.Choice(list(HISTORIES)),
+        default="linear",
+        show_default=True,
+        callback=lambda _context, _option, value: HISTORIES[value],
+        help="How sessions grow; a tree gives one sample per leaf. v1 is linear, v2 is tree.",
     ),
     click.option(
         "--session-server-url", metavar="URL", help="Use this session server; starts no engine and no server."

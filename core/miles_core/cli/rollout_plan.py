@@ -40,6 +40,7 @@ class Flags:
     chat_template_path: Path | None
     apply_chat_template_kwargs: str | None
     message_matcher: str
+    history: str
     session_server_url: str | None
     api_key: str | None
     max_seq_len: int | None
@@ -210,6 +211,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "chat_template_sha256": hashlib.sha256(template.read_bytes()).hexdigest() if template else None,
         "chat_template_kwargs": plan.template_kwargs,
         "message_matcher": flags.message_matcher,
+        "history": flags.history,
         "max_seq_len": flags.max_seq_len,
         "sampling_params": sampling_params(flags),
         "seed": flags.seed,

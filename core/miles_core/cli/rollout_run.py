@@ -196,6 +196,7 @@ def _server_settings(plan: Plan, urls: tuple[str, ...]) -> ServerSettings:
         tito_model=str(plan.flags.tito_model),
         engine_urls=urls,
         message_matcher=plan.flags.message_matcher,
+        history=plan.flags.history,
         chat_template_kwargs=plan.template_kwargs,
         chat_template_path=str(template) if template else None,
         host="127.0.0.1",

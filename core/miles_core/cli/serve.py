@@ -152,7 +152,7 @@ def _history_row(settings: ServerSettings) -> str:
 
 
 def _how(bound: BoundFamily) -> str:
-    return "best effort" if bound.family.best_effort else f"the revision {bound.revision_chosen}"
+    return "best effort" if bound.family.best_effort else f"revision chosen: {bound.revision_chosen}"
 
 
 def start_block(settings: ServerSettings, parts: Parts, url: str, engines: tuple[str, ...]) -> str:

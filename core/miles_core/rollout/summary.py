@@ -57,6 +57,7 @@ class Tally:
     mismatches: Counter[str] = field(default_factory=Counter)
     samples_with_mismatch: int = 0
     agent_errors: int = 0
+    rolled_back: int = 0
 
     def add(self, record: Mapping[str, Any], *, resumed: bool = False) -> None:
         """Take one sample in."""
@@ -77,6 +78,7 @@ class Tally:
 
     def _add_metadata(self, metadata: Mapping[str, Any]) -> None:
         self.agent_errors += "agent_error" in metadata
+        self.rolled_back += bool(metadata.get("diverged"))
         found = metadata.get("tito_session_mismatch") or []
         self.samples_with_mismatch += bool(found)
         self.mismatches.update(str(each.get("type")) for each in found if isinstance(each, Mapping))
@@ -107,6 +109,7 @@ def summarize(tally: Tally, *, wall_time: float, interrupted: bool = False) -> d
         "resumed_samples": tally.resumed,
         "failures": tally.failures,
         "agent_errors": tally.agent_errors,
+        "samples_with_lost_turns": tally.rolled_back,
         "reward": tally.reward.to_dict(),
         "turns": tally.turns.to_dict(),
         "tokens": tally.tokens,
@@ -146,9 +149,10 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("tokens", f"{summary['tokens']:,}"),
         ("trained", trained),
         ("finish", _counts(summary["statuses"])),
-        ("mismatches", _counts(summary["mismatches"])),
+        ("mismatches", _mismatches(summary["mismatches"])),
         ("failures", f"{summary['failures']:,}"),
         ("agent errors", f"{summary['agent_errors']:,}"),
+        ("lost turns", _lost_turns(summary["samples_with_lost_turns"])),
         (
             "time",
             f"{summary['wall_time_s']:.1f} s, {summary['samples_per_s']:.2f} samples/s, "
@@ -157,10 +161,21 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _lost_turns(samples: int) -> str:
+    if not samples:
+        return "none"
+    return f"in {samples:,} samples: the agent did not replay its answers as they came (metadata: diverged)"
+
+
 def _spread(value: Mapping[str, Any]) -> str:
     if not value["count"]:
         return "none"
     return f"mean {value['mean']:.3f}, min {value['min']:g}, max {value['max']:g}"
+
+
+def _mismatches(value: Mapping[str, int]) -> str:
+    harmless = " (assistant_text is harmless)" if "assistant_text" in value else ""
+    return _counts(value) + harmless
 
 
 def _counts(value: Mapping[str, int]) -> str:

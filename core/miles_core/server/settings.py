@@ -52,6 +52,11 @@ class ServerSettings:
             raise ConfigError(f"--max-rollback {self.max_rollback}: expected 0 or more")
         if self.incremental_replay and not self.routing_replay:
             raise ConfigError("--incremental-replay needs --use-rollout-routing-replay")
+        for name, value in (("--max-sessions", self.max_sessions), ("--max-concurrent", self.max_concurrent)):
+            if value < 0:
+                raise ConfigError(f"{name} {value}: expected 0 (no limit) or more")
+        if self.max_seq_len is not None and self.max_seq_len < 1:
+            raise ConfigError(f"--max-seq-len {self.max_seq_len}: expected 1 or more")
         if self.max_body_mb <= 0:
             raise ConfigError(f"--max-body-mb {self.max_body_mb}: expected more than 0")
         for url in self.engine_urls:

@@ -145,7 +145,7 @@ def _walk(path: Sequence[Node], max_seq_len: int | None, turns: int) -> tuple[li
 def _status(session: Session, path: Sequence[Node], last: Node, cut: bool) -> str:
     if cut or last.truncated:
         return SampleStatus.TRUNCATED.value
-    if last is path[-1] and last.id in session.abort_marks:
+    if last.id in session.abort_marks:
         return SampleStatus.ABORTED.value
     return SampleStatus.COMPLETED.value
 

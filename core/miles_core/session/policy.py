@@ -22,6 +22,10 @@ class Position:
     appended: tuple[Message, ...]
     head: Node | None
     """The session's last generation when the request was positioned."""
+    discarded: int = 0
+    """How many generations a commit would replace (linear histories)."""
+    diverged: int | None = None
+    """Index of the first stored message that the request contradicts; None if it contradicts none."""
 
 
 class HistoryPolicy(Protocol):
@@ -57,14 +61,16 @@ class LinearPolicy:
         match = _count_matching(path, messages, matches)
         base = next((node for node in reversed(path) if node.num_messages <= match), None)
         discarded = len(path) - (path.index(base) + 1 if base else 0)
+        stored = head.num_messages if head else 0
         if discarded > self.max_rollback:
-            stored = head.num_messages if head else 0
             raise HistoryError(
                 f"rollback failed: discard_count={discarded} exceeds "
                 f"max_assistant_rollback_steps={self.max_rollback} (stored has {stored} messages, "
                 f"request has {len(messages)} messages)"
             )
-        return Position(base, tuple(messages[base.num_messages if base else 0 :]), head)
+        diverged = match if match < min(stored, len(messages)) else None
+        appended = tuple(messages[base.num_messages if base else 0 :])
+        return Position(base, appended, head, discarded=discarded, diverged=diverged)
 
     def accepts(self, forest: Forest, position: Position) -> bool:
         """Only while no other turn was committed since."""

@@ -106,6 +106,10 @@ def session_metadata(
         out["tito_session_mismatch"] = mismatch
     if session.tools_changed:
         out["tools_changed"] = True
+    if session.rolled_back:
+        out["rolled_back"] = session.rolled_back
+    if session.diverged:
+        out["diverged"] = session.diverged
     if session.control_tokens:
         out["control_tokens"] = session.control_tokens
     if (head.id if head else None) in session.abort_marks:

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -64,6 +65,10 @@ class Session:
         self.closed = False
         self.tools_changed = False
         self.control_tokens = 0
+        self.rolled_back = 0
+        """How many generations were replaced by later turns."""
+        self.diverged: dict[str, Any] | None = None
+        """Where a replaced history last differed from the stored one: `{message, role, keys}`."""
         self.abort_marks: set[int | None] = set()
         """Ids of the generations (None: the start) at which a turn was aborted and none committed since."""
         self.worker: str | None = None
@@ -451,11 +456,32 @@ def commit_turn(
         reply=generation.raw,
         facts=_facts(generation, len(turn.prompt), started, ended),
     )
+    if turn.position.discarded:
+        _note_rollback(session, turn)
     rules.policy.commit(session.forest, node)
     session.abort_marks.discard(place)
     session.tools_changed = session.tools_changed or turn.tools_changed
     session.control_tokens += turn.control_tokens
     return True
+
+
+def _note_rollback(session: Session, turn: PreparedTurn) -> None:
+    """Say that generations were replaced: an agent that changes what it replays loses turns of its sample."""
+    position = turn.position
+    session.rolled_back += position.discarded
+    if position.diverged is None or position.head is None:
+        return
+    stored = next(islice(path_messages(position.head), position.diverged, None))
+    replayed = turn.request["messages"][position.diverged]
+    keys = sorted(k for k in stored.keys() | replayed.keys() if (stored.get(k) or None) != (replayed.get(k) or None))
+    session.diverged = {"message": position.diverged, "role": stored.get("role"), "keys": keys}
+    log.warning(
+        "session %s: message %d was not replayed as stored (it differs in %s): %d generation(s) replaced",
+        session.id,
+        position.diverged,
+        ", ".join(keys),
+        position.discarded,
+    )
 
 
 def _facts(generation: Generation, prompt_tokens: int, started: float, ended: float) -> TurnFacts:
