@@ -20,19 +20,18 @@ from miles_core.plugins import Plugin, Registry
 from miles_core.server.settings import ServerSettings
 from miles_core.session import wire
 from miles_core.session.assemble import assemble_path
+from miles_core.session.body import parse_body
 from miles_core.session.leaves import SampleHook, leaf_samples, tree_metadata
 from miles_core.session.policy import LinearPolicy, TreePolicy
+from miles_core.session.reply import Generation, read_reply
 from miles_core.session.routing import Replay
 from miles_core.session.store import SelfCheck, SessionStore, session_metadata
 from miles_core.session.turn import (
-    Generation,
     PreparedTurn,
     Session,
     TurnRules,
     commit_turn,
-    parse_body,
     prepare_turn,
-    read_reply,
 )
 from miles_core.tito import BoundFamily, ChatTemplate, TitoFamily, load_tokenizer
 from miles_core.types import Message

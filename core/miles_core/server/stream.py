@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from miles_core.session.turn import Generation
+from miles_core.session.reply import Generation
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": keep-alive\n\n"

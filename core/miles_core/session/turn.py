@@ -1,9 +1,8 @@
-"""One turn: read the request, place it, build the prompt, check the engine's answer, commit."""
+"""One turn: check the request, place it, build the prompt, and commit what the engine answered."""
 
 from __future__ import annotations
 
 import logging
-import math
 import re
 from array import array
 from collections.abc import Mapping, Sequence
@@ -12,24 +11,16 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
-import orjson
-
-from miles_core.errors import EngineReplyError, InvariantError, RequestError
+from miles_core.errors import InvariantError, RequestError
+from miles_core.session.body import short
 from miles_core.session.policy import HistoryPolicy, Matcher, Position
+from miles_core.session.reply import Generation
 from miles_core.session.routing import Replay, request_fields
 from miles_core.session.tree import Forest, Node, TurnFacts, path_messages
 from miles_core.tito import BoundFamily, normalise_messages, normalise_tools
 from miles_core.types import Message, Tool
 
 log = logging.getLogger("miles.session")
-
-ROUTER_HINT = (
-    "a router between us and the engine may strip input_ids and return_meta_info (sglang-router does): "
-    "give --engine the workers' own URLs"
-)
-
-MAX_DEPTH = 128
-"""Levels of nesting in a request's body."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,34 +82,6 @@ class PreparedTurn:
     include_usage: bool
 
 
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """The request body as an object. Raises RequestError (400) for anything else, lone surrogates included."""
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the request body is not valid JSON in valid Unicode: {error}") from error
-    if not isinstance(body, dict):
-        raise RequestError(f"the request body is a JSON {type(body).__name__}, expected an object")
-    if too_deep(body):
-        raise RequestError(f"the request body is nested more than {MAX_DEPTH} levels deep")
-    return body
-
-
-def too_deep(value: Any) -> bool:
-    """Whether JSON is nested deeper than we take it: orjson reads 1024 levels, but writes 254."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
-
-
 def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, rid: str) -> PreparedTurn:
     """Place the request and build its prompt; nothing in the session changes.
 
@@ -171,32 +134,27 @@ def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, ri
 def _check_request(body: dict[str, Any]) -> list[Message]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise RequestError(f"messages must be a non-empty list of chat messages (found {_short(messages)})")
+        raise RequestError(f"messages must be a non-empty list of chat messages (found {short(messages)})")
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
-            raise RequestError(f"messages[{index}] must be an object with a role (found {_short(message)})")
+            raise RequestError(f"messages[{index}] must be an object with a role (found {short(message)})")
     n = body.get("n")
     if n is not None and (n != 1 or isinstance(n, bool)):
-        raise RequestError(f"n={_short(n)}: a session's turn is one generation; n must be 1")
+        raise RequestError(f"n={short(n)}: a session's turn is one generation; n must be 1")
     if body.get("continue_final_message"):
         raise RequestError(
             "continue_final_message is not possible in a session: the server owns the tokens of every turn"
         )
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
-        raise RequestError(f"stream must be true or false (found {_short(stream)})")
+        raise RequestError(f"stream must be true or false (found {short(stream)})")
     kwargs = body.get("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
-        raise RequestError(f"chat_template_kwargs must be an object (found {_short(kwargs)})")
+        raise RequestError(f"chat_template_kwargs must be an object (found {short(kwargs)})")
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
-        raise RequestError(f"stream_options must be an object (found {_short(options)})")
+        raise RequestError(f"stream_options must be an object (found {short(options)})")
     return messages
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def _wants_usage(body: dict[str, Any]) -> bool:
@@ -309,117 +267,6 @@ def _engine_fields(body: dict[str, Any], rid: str) -> dict[str, Any]:
     fields = {key: value for key, value in body.items() if key not in dropped}
     fields.update(logprobs=True, return_meta_info=True, no_stop_trim=False, rid=rid)
     return fields
-
-
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """A checked answer of the engine."""
-
-    reply: dict[str, Any]
-    raw: bytes
-    message: Message
-    sampled: array[int]
-    log_probs: array[float]
-    finish_reason: str
-    aborted: bool
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """The engine's `meta_info`."""
-        found = self.reply["choices"][0].get("meta_info")
-        return found if isinstance(found, dict) else {}
-
-
-def read_reply(raw: bytes, *, vocab_size: int, engine: str, indexer: bool = False) -> Generation:
-    """Check the engine's 200 answer; with `indexer` it must carry the indexer's choices.
-
-    Raises EngineReplyError (502) saying what it lacks.
-    """
-    try:
-        reply = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise EngineReplyError(f"the engine at {engine} answered 200 with invalid JSON: {error}") from error
-    choices = reply.get("choices") if isinstance(reply, dict) else None
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise _lacks(engine, "choices[0]")
-    choice = choices[0]
-    meta = choice.get("meta_info")
-    finish = _finish_reason(choice, meta)
-    message = choice.get("message")
-    if finish == "abort":
-        return Generation(
-            reply=reply,
-            raw=raw,
-            message=message if isinstance(message, dict) else {},
-            sampled=array("i"),
-            log_probs=array("d"),
-            finish_reason=finish,
-            aborted=True,
-        )
-    if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-        raise _lacks(engine, "choices[0].message with content that is a string")
-    calls = message.get("tool_calls")
-    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
-        raise _lacks(engine, f"choices[0].message.tool_calls that is a list of objects (found {_short(calls)})")
-    if not isinstance(message.get("role"), str) or not message["role"]:
-        message["role"] = "assistant"  # without one, the agent could not send it back
-        raw = orjson.dumps(reply)
-    if too_deep(message):
-        raise EngineReplyError(f"the engine at {engine} sent a message nested more than {MAX_DEPTH} levels deep")
-    if not isinstance(meta, dict):
-        raise _lacks(engine, f"choices[0].meta_info; {ROUTER_HINT}")
-    if indexer and (meta.get("indexer_topk") is None or meta.get("indexer_topk_num_layers") is None):
-        raise _lacks(
-            engine, "choices[0].meta_info.indexer_topk and indexer_topk_num_layers, which only a patched SGLang sends"
-        )
-    sampled, log_probs = _read_log_probs(meta, vocab_size, engine)
-    return Generation(
-        reply=reply,
-        raw=raw,
-        message=message,
-        sampled=sampled,
-        log_probs=log_probs,
-        finish_reason=finish,
-        aborted=False,
-    )
-
-
-def _lacks(engine: str, what: str) -> EngineReplyError:
-    return EngineReplyError(f"the answer of the engine at {engine} lacks {what}")
-
-
-def _finish_reason(choice: dict[str, Any], meta: Any) -> str:
-    in_meta = meta.get("finish_reason") if isinstance(meta, dict) else None
-    if isinstance(in_meta, dict) and in_meta.get("type") == "abort":
-        return "abort"
-    return str(choice.get("finish_reason") or "stop")
-
-
-def _read_log_probs(meta: dict[str, Any], vocab_size: int, engine: str) -> tuple[array[int], array[float]]:
-    entries = meta.get("output_token_logprobs")
-    if not isinstance(entries, list):
-        raise _lacks(engine, "choices[0].meta_info.output_token_logprobs")
-    count = meta.get("completion_tokens")
-    if len(entries) != count:
-        raise EngineReplyError(
-            f"the engine at {engine} sent {len(entries)} output_token_logprobs for completion_tokens={count!r}"
-        )
-    ids: array[int] = array("i")
-    values: array[float] = array("d")
-    for position, entry in enumerate(entries):
-        value, token = (entry[0], entry[1]) if isinstance(entry, list) and len(entry) >= 2 else (None, None)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise EngineReplyError(
-                f"the engine at {engine} sent the log-probability {value!r} for sampled token {position}"
-            )
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-            raise EngineReplyError(
-                f"the engine at {engine} sampled token id {token!r} at position {position}, "
-                f"outside the vocabulary of {vocab_size}"
-            )
-        ids.append(token)
-        values.append(value)
-    return ids, values
 
 
 def commit_turn(
