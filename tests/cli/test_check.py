@@ -172,3 +172,14 @@ def test_a_plugin_that_breaks_its_contract_fails(site: Site, kind: str, source: 
     result = site.run("check")
     assert result.returncode == 1
     assert f"        {reason}" in result.stdout
+
+
+def test_an_object_that_raises_when_looked_at_is_a_broken_plugin_like_any_other(site: Site) -> None:
+    source = "class O:\n    def __getattribute__(self, name):\n        raise ValueError('no peeking')\n\nthing = O()\n"
+    distribution(site.path, "zz-a", groups={"miles.matchers": {"p": "zz_a:thing", "q": "zz_b"}})
+    module(site.path, "zz_a", source)
+    module(site.path, "zz_b", "def message_matches(stored, replayed):\n    return stored == replayed\n")
+    result = site.run("check", "p", "q")
+    assert result.returncode == 1
+    assert "cannot be looked into: ValueError: no peeking" in result.stdout
+    assert "ok    matcher q of zz-a 1.0" in result.stdout

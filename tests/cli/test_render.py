@@ -75,6 +75,7 @@ def test_every_junction_joins(checkpoint: Path, rows: list[Row]) -> None:
     ("line", "kind", "text"),
     [
         ("{", "RequestError", "the line is not valid JSON"),
+        ("", "RequestError", "the line is not valid JSON"),
         ("[1]", "RequestError", "the line is a JSON list, expected an object with messages"),
         ('{"tools": []}', "RequestError", "the line has no list of messages"),
         ('{"messages": [{"role": "robot", "content": "x"}]}', "RenderError", "Qwen3 has no role 'robot'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -89,3 +90,21 @@ def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
     done = subprocess.run(serve(*flags), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert "there is no such directory" in done.stderr
+
+
+def test_unreadable_metadata_of_an_unrelated_distribution_stops_nothing(checkpoint: Path, tmp_path: Path) -> None:
+    info = tmp_path / "zz_broken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zz-broken\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_bytes(b"\xff\xfe[x]\n")
+    flags = ("--checkpoint", str(checkpoint), "--tito-model", "qwen3", "--engine", "http://127.0.0.1:9", "--port", "0")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(
+        serve(*flags), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "miles-plugins session server\n"
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)

@@ -39,7 +39,7 @@ def command(tito_model: str, checkpoint: str, chat_template_path: str | None, fi
 
 def _lines(file: Any) -> Iterator[bytes]:
     source = file if file is not sys.stdin else sys.stdin.buffer
-    return (line for line in source if line.strip())
+    return iter(source)
 
 
 def render_line(family: BoundFamily, line: bytes) -> dict[str, Any]:

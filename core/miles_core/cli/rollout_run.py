@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import signal
 import time
@@ -41,10 +42,27 @@ WATCH_INTERVAL = 1.0
 """Seconds between looks at the engine's process."""
 
 
+DISK_TROUBLE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""What a full or failing disk answers."""
+
+
 def run(flags: Flags, extra: Sequence[str]) -> int:
-    """Do it all; returns the exit code."""
+    """Do it all; returns the exit code. Raises MilesError if the folder can no longer be written to."""
     stdout = claim_stdout()
     plan = prepare(flags, extra)
+    try:
+        return _run(plan, stdout)
+    except OSError as error:
+        if error.errno not in DISK_TROUBLE:
+            raise
+        raise MilesError(
+            f"--output {flags.output}: cannot be written: {error.strerror}; finished samples are kept, "
+            "the same command resumes the run when there is room"
+        ) from error
+
+
+def _run(plan: Plan, stdout: Any) -> int:
+    flags = plan.flags
     directory = RunDirectory(flags.output, settings_of(plan), facts=facts_of(plan), overwrite=flags.overwrite)
     try:
         if directory.torn:

@@ -34,7 +34,7 @@ class Manager:
         kind = KINDS[record.kind]
         module, target = import_target(record)
         _check_version(kind, module)
-        plugin = Plugin(record, collect(kind, module, target, hook), module, target)
+        plugin = Plugin(record, _hooks(kind, module, target, hook), module, target)
         record.hooks = tuple(name for name in kind.hooks if plugin.has(name))
         try:
             self._pluggy.register(_Bag(plugin), f"{record.kind} {record.selector} {hook or ''}".rstrip())
@@ -46,6 +46,16 @@ class Manager:
         """Call `hook` on every registered plugin that has it."""
         results: list[Any] = getattr(self._pluggy.hook, hook)(**arguments)
         return results
+
+
+def _hooks(kind: Kind, module: ModuleType, target: object, hook: str | None) -> dict[str, Any]:
+    """`collect`, where an object that raises at being looked at is a broken plugin like any other."""
+    try:
+        return collect(kind, module, target, hook)
+    except (PluginLoadError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise PluginLoadError(f"cannot be looked into: {said(error, module.__name__)}\n  tell its author") from error
 
 
 class _Bag:

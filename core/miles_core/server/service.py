@@ -44,7 +44,7 @@ PASSED_ON = frozenset({"v1/models", "tokenize", "detokenize", "health", "model_i
 NOT_FORWARDED = frozenset({
     "host", "content-length", "transfer-encoding", "authorization", "x-api-key", "api-key", "cookie",
     "proxy-authorization", "connection", "keep-alive", "te", "trailer", "upgrade", "expect", "accept-encoding",
-    "content-type", "x-smg-routing-key",
+    "content-type", "content-encoding", "x-smg-routing-key",
 })  # fmt: skip
 
 
