@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +157,13 @@ def test_list_is_quick_with_300_distributions(site: Site, agents: dict[str, str]
         scripts = {"console_scripts": {f"run{number}": "zz_a:run"}}
         distribution(site.path, f"zz-{number}", agents=agents, groups=scripts)
     site.run("list")  # compiles and warms the file cache
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        site.run("list")
-        times.append(time.perf_counter() - start)
-    assert min(times) < LIST_BAR
+    # processor time: what the clock shows while the other tests run beside it says little
+    assert min(seconds_of_list(site) for _ in range(3)) < LIST_BAR
+
+
+def seconds_of_list(site: Site) -> float:
+    """Processor seconds of one whole `list` process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    site.run("list")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
