@@ -248,12 +248,14 @@ def passed_through(reply: EngineReply) -> Response:
     return Response(reply.body, reply.status, headers)
 
 
-def build_app(service: SessionService) -> FastAPI:
-    """The ASGI application of a service."""
+def build_app(service: SessionService, *, on_start: Callable[[], object] | None = None) -> FastAPI:
+    """The ASGI application of a service; `on_start` is called when the server's event loop is up."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.start()
+        if on_start is not None:
+            on_start()
         yield
         await service.stop()
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from miles_core.plugins import Registry
 from miles_core.server.app import bind_socket, build_app, url_of, uvicorn_server
 from miles_core.server.service import Parts, SessionService, load_parts
 from miles_core.server.settings import ServerSettings
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve(settings: ServerSettings, registry: Registry, announce: Callable[[Parts, str], None]) -> None:
@@ -15,11 +19,25 @@ def serve(settings: ServerSettings, registry: Registry, announce: Callable[[Part
 
     Raises PluginError or ConfigError if a setting is wrong.
     """
-    parts = load_parts(settings, registry)
-    service = SessionService(settings, parts)
-    bound = bind_socket(settings.host, settings.port)
+    with signals_held() as release:
+        parts = load_parts(settings, registry)
+        service = SessionService(settings, parts)
+        bound = bind_socket(settings.host, settings.port)
+        try:
+            announce(parts, settings.public_url or url_of(bound))
+            uvicorn_server(build_app(service, on_start=release)).run(sockets=[bound])
+        finally:
+            bound.close()
+
+
+@contextmanager
+def signals_held() -> Iterator[Callable[[], object]]:
+    """Let a stop signal wait until the yielded function is called, at the latest until the end.
+
+    One that came before uvicorn has its own handlers would be lost in whatever callback it interrupts.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        announce(parts, settings.public_url or url_of(bound))
-        uvicorn_server(build_app(service)).run(sockets=[bound])
+        yield lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     finally:
-        bound.close()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
