@@ -138,3 +138,24 @@ def test_replay_needs_the_model_s_layer_count() -> None:
     settings = ServerSettings(checkpoint="c", tito_model="qwen3", engine_urls=("http://e",), routing_replay=True)
     with pytest.raises(ConfigError, match=r"needs num_hidden_layers in the config\.json of c"):
         replay_of(settings, {})
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_every_leaf_of_a_tree_has_its_rows(serve: Serve, engine: FakeEngine, moe: Path, incremental: bool) -> None:
+    server = serve(
+        checkpoint=str(moe),
+        history="tree",
+        pick_samples="helpers.sample_hooks.pick_all",
+        routing_replay=True,
+        incremental_replay=incremental,
+    )
+    talk = Talk(server.url)
+    engine.plays(*[routed(text) for text in ("Stem.", "Left, longer than the other.", "Right.")])
+    talk.ask(user("a"))
+    stem = list(talk.history)
+    talk.ask(user("b"))
+    assert talk.post([*stem, user("c")]).status == 200
+    samples = talk.samples().samples
+    assert len(samples) == 2
+    for sample in samples:
+        assert_running(sample["rollout_routed_experts"], len(sample["tokens"]))

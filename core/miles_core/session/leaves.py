@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -115,9 +115,20 @@ def _pick(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) 
         raise SampleError(f"{hook.name} returned samples at {strangers} that it was not given; it may only choose")
     if len({id(sample) for sample in picked}) != len(picked):
         raise SampleError(f"{hook.name} returned a sample twice; it may only choose")
-    if any(copied != sample for copied, sample in zip(shown, samples, strict=True)):
+    if not all(map(_same, shown, samples)):
         raise SampleError(f"{hook.name} changed a sample; it may only choose")
     return [originals[id(sample)] for sample in picked]
+
+
+def _same(left: Sample, right: Sample) -> bool:
+    """Whether two samples agree in every field; rows of experts are arrays, which `==` does not compare to a bool."""
+    pairs = [(getattr(left, field.name), getattr(right, field.name)) for field in fields(Sample)]
+    return all(
+        isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.array_equal(a, b)
+        if isinstance(a, np.ndarray) or isinstance(b, np.ndarray)
+        else a == b
+        for a, b in pairs
+    )
 
 
 def _checked(hook: SampleHook, sample: Sample) -> AssembledSample:
