@@ -6,7 +6,7 @@ for miles use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -180,7 +180,3 @@ class GenerateFnOutput:
     def as_list(self) -> list[Sample]:
         """The samples as a list, whichever form was returned."""
         return self.samples if isinstance(self.samples, list) else [self.samples]
-
-
-TokenIds: TypeAlias = Sequence[int]
-"""Token ids, int32 range."""

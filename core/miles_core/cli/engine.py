@@ -6,11 +6,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 import click
 
+from miles_core.cli.flags import located
 from miles_core.cli.output import claim_stdout, write
 from miles_core.engine.base import Engine, EngineConfig
 from miles_core.errors import ConfigError, EngineStartError
@@ -52,8 +52,8 @@ def command(
         raise ConfigError(f"--engine {name}: that one runs already; give the name of an engine to start, such as local")
     stdout = claim_stdout()
     config = EngineConfig(
-        model=_located(given),
-        checkpoint=_located(checkpoint or given),
+        model=located(given),
+        checkpoint=located(checkpoint or given),
         tito_model=tito_model,
         host=host,
         port=port,
@@ -68,11 +68,6 @@ def command(
             _watch(engine, name, stop)
     finally:
         engine.close()
-
-
-def _located(name: str) -> str:
-    path = Path(name)
-    return str(path.resolve()) if path.exists() else name
 
 
 def _watch(engine: Engine, name: str, stop: threading.Event) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from miles_core.cli.flags import HISTORIES
 from miles_core.cli.rollout_plan import Flags
 from miles_core.cli.rollout_run import run
 
-HISTORIES = {"linear": "linear", "tree": "tree", "v1": "linear", "v2": "tree"}
 _COUNT = click.IntRange(min=1)
 
 

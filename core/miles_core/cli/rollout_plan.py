@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import click
 
 from miles_core import __version__
+from miles_core.cli.flags import located, template_kwargs
 from miles_core.errors import ConfigError
 from miles_core.plugins import Plugin, Registry
 from miles_core.rollout.data import Prompt, digest, read_prompts
@@ -72,12 +72,14 @@ class Plan:
     @property
     def checkpoint(self) -> str | None:
         """Where the tokenizer is; a directory as an absolute path."""
-        return _located(self.flags.checkpoint or self.flags.model)
+        name = self.flags.checkpoint or self.flags.model
+        return located(name) if name else None
 
     @property
     def model(self) -> str | None:
         """Where the weights are."""
-        return _located(self.flags.model or self.flags.checkpoint)
+        name = self.flags.model or self.flags.checkpoint
+        return located(name) if name else None
 
 
 def prepare(flags: Flags, extra: Sequence[str]) -> Plan:
@@ -91,7 +93,7 @@ def prepare(flags: Flags, extra: Sequence[str]) -> Plan:
         agent=registry.load("agent", flags.agent) if flags.agent else None,
         generator=generator,
         engine=None,
-        template_kwargs=_template_kwargs(flags.apply_chat_template_kwargs),
+        template_kwargs=template_kwargs(flags.apply_chat_template_kwargs),
         extra=_extra_flags(generator, extra),
     )
     if flags.agent is None and flags.generate == "agentic":
@@ -125,18 +127,6 @@ def _check_model(plan: Plan, registry: Registry) -> Plugin | None:
     if names and len(flags.engines) > 1:
         raise ConfigError(f"--engine {names[0]}: one engine is started by name, or several are given by URL")
     return registry.load("engine", names[0]) if names else None
-
-
-def _template_kwargs(text: str | None) -> dict[str, Any]:
-    try:
-        value = json.loads(text or "{}")
-    except ValueError as error:
-        raise ConfigError(f"--apply-chat-template-kwargs {text}: not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(
-            f'--apply-chat-template-kwargs {text}: not an object; for example {{"enable_thinking": false}}'
-        )
-    return value
 
 
 def _extra_flags(generator: Plugin, extra: Sequence[str]) -> dict[str, Any]:
@@ -229,7 +219,3 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         "generator": plan.generator.describe(),
         "started": time.time(),
     }
-
-
-def _located(name: str | None) -> str | None:
-    return str(Path(name).resolve()) if name and Path(name).is_dir() else name

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from miles_core.cli.flags import HISTORIES, located, template_kwargs
 from miles_core.cli.output import write
 from miles_core.errors import ConfigError
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from miles_core.server.service import Parts
     from miles_core.server.settings import ServerSettings
     from miles_core.tito import BoundFamily
-
-HISTORIES = {"linear": "linear", "v1": "linear", "tree": "tree", "v2": "tree"}
 
 
 @click.command("serve", help="Run the session server.", epilog="Several --engine URLs share the sessions.")
@@ -75,6 +73,7 @@ def command(engines: tuple[str, ...], history: str | None, use_session_server: s
     """Check the flags, start the engine if it is ours, serve until a signal."""
     from miles_core.plugins import Registry
     from miles_core.server.run import serve
+    from miles_core.server.settings import ServerSettings
 
     flags["history"] = _history(history, use_session_server)
     checkpoint, model = flags.pop("checkpoint"), flags.pop("model")
@@ -82,14 +81,14 @@ def command(engines: tuple[str, ...], history: str | None, use_session_server: s
     if flags["checkpoint"] is None:
         raise ConfigError("--checkpoint is missing: give the directory (or id) that holds the model's tokenizer")
     registry = Registry.discover()
-    flags["chat_template_kwargs"] = _json_object(flags.pop("apply_chat_template_kwargs"))
-    settings = _settings(flags, ("http://placeholder",))
+    flags["chat_template_kwargs"] = template_kwargs(flags.pop("apply_chat_template_kwargs"))
+    settings = ServerSettings(engine_urls=(), **flags)
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn sends itself the signal again when it has shut down: end, and stop the engine on the way
         signal.signal(number, lambda *_: sys.exit(0))
     with ExitStack() as stack:
         urls = _engine_urls(engines, model or checkpoint, settings, registry, stack)
-        settings = _settings(flags, urls)
+        settings = replace(settings, engine_urls=urls)
         serve(settings, registry, lambda parts, url: write(start_block(settings, parts, url, engines)))
 
 
@@ -98,24 +97,6 @@ def _history(history: str | None, older: str | None) -> str:
     if len(chosen) > 1:
         raise ConfigError(f"--history {history} and --use-session-server {older} contradict each other; give one")
     return chosen.pop() if chosen else "linear"
-
-
-def _json_object(text: str | None) -> dict[str, Any]:
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"--apply-chat-template-kwargs {text}: not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"--apply-chat-template-kwargs {text}: expected a JSON object")
-    return value
-
-
-def _settings(flags: dict[str, Any], urls: tuple[str, ...]) -> ServerSettings:
-    from miles_core.server.settings import ServerSettings
-
-    return ServerSettings(engine_urls=urls, **flags)
 
 
 def _engine_urls(
@@ -132,17 +113,12 @@ def _engine_urls(
     engine = registry.load("engine", names[0]).call(
         "launch_engine",
         EngineConfig(
-            model=_located(model), checkpoint=_located(settings.checkpoint), tito_model=settings.tito_model,
+            model=located(model), checkpoint=located(settings.checkpoint), tito_model=settings.tito_model,
             progress=lambda line: click.echo(line, err=True),
         ),
     )  # fmt: skip
     stack.callback(engine.close)
     return tuple(engine.urls)
-
-
-def _located(name: str) -> str:
-    path = Path(name)
-    return str(path.resolve()) if path.exists() else name
 
 
 def _history_row(settings: ServerSettings) -> str:

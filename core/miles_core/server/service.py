@@ -53,7 +53,6 @@ class Parts:
     """The plugins a server was told to use, loaded and bound."""
 
     family: BoundFamily
-    family_plugin: Plugin
     matcher: Plugin
     pick: Plugin | None
     postprocess: Plugin | None
@@ -98,7 +97,6 @@ def load_parts(settings: ServerSettings, registry: Registry) -> Parts:
     loaded = [part for part in (plugin, matcher, pick, postprocess) if part is not None]
     return Parts(
         family=family,
-        family_plugin=plugin,
         matcher=matcher,
         pick=pick,
         postprocess=postprocess,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from miles_core.errors import InvariantError
-from miles_core.session.routing import Replay, join_rows, used_turns
+from miles_core.session.routing import Replay, join_rows, recorded_metas
 from miles_core.session.tree import Node
 from miles_core.session.turn import Session
 from miles_core.tito import BoundFamily
@@ -91,10 +91,11 @@ def assemble_path(
     Stops at the first turn that is not completed. Raises SampleError (422) for routing rows that do not join.
     """
     replay = replay or Replay()
-    used, line, cut = _walk(path, max_seq_len, len(used_turns(path, replay)))
+    metas = recorded_metas(path, replay)
+    used, line, cut = _walk(path, max_seq_len, len(metas))
     if not used:
         return None
-    experts, indexer = join_rows(used, replay, len(line.tokens))
+    experts, indexer = join_rows(used, metas, replay, len(line.tokens))
     start = used[0].prompt_length
     last = used[-1]
     sample = AssembledSample(

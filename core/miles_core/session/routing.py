@@ -43,45 +43,43 @@ def request_fields(replay: Replay, base: Node | None, kept: int) -> dict[str, An
     return fields
 
 
-def _meta(node: Node) -> dict[str, Any]:
-    meta = orjson.loads(node.reply)["choices"][0].get("meta_info")
-    return meta if isinstance(meta, dict) else {}
+Meta = dict[str, Any]
+"""The `meta_info` of a turn's answer."""
 
 
-def has_rows(node: Node, replay: Replay) -> bool:
-    """Whether a turn's answer brought what the server asked for."""
-    meta = _meta(node)
-    wanted = [key for key, on in (("routed_experts", replay.experts), ("indexer_topk", replay.indexer)) if on]
-    return all(meta.get(key) is not None for key in wanted)
+def recorded_metas(path: Sequence[Node], replay: Replay) -> list[Meta]:
+    """The `meta_info` of the turns up to the first that lacks rows which earlier turns had.
 
-
-def used_turns(path: Sequence[Node], replay: Replay) -> Sequence[Node]:
-    """The turns up to the first that lacks rows which earlier turns had.
-
-    Raises SampleError for such a gap when rows come incrementally: what follows could not be joined.
+    Empty objects where nothing is recorded for replay: the answers are not read then. Raises SampleError for such a
+    gap when rows come incrementally: what follows could not be joined.
     """
-    if not replay.experts and not replay.indexer:
-        return path
+    wanted = [key for key, on in (("routed_experts", replay.experts), ("indexer_topk", replay.indexer)) if on]
+    if not wanted:
+        return [{} for _ in path]
+    metas: list[Meta] = []
     seen = False
     for number, node in enumerate(path):
-        there = has_rows(node, replay)
+        meta = orjson.loads(node.reply)["choices"][0].get("meta_info") or {}
+        there = all(meta.get(key) is not None for key in wanted)
         if replay.incremental and not there:
             raise SampleError(f"turn {number} has no routing rows, and the turns after it hold only later ones")
         if seen and not there:
-            return path[:number]
+            break
         seen = seen or there
-    return path
+        metas.append(meta)
+    return metas
 
 
-def join_rows(used: Sequence[Node], replay: Replay, length: int) -> tuple[Rows | None, Rows | None]:
+def join_rows(
+    used: Sequence[Node], metas: Sequence[Meta], replay: Replay, length: int
+) -> tuple[Rows | None, Rows | None]:
     """Experts' and indexer's rows of a sample of `length` tokens: `length - 1` each, or None.
 
     Raises SampleError (422) with the numbers where a turn's rows do not fit.
     """
     experts: Rows | None = None
     indexer: Rows | None = None
-    for number, node in enumerate(used):
-        meta = _meta(node)
+    for number, (node, meta) in enumerate(zip(used, metas, strict=False)):
         if replay.experts and meta.get("routed_experts") is not None:
             start = int(node.request.get("routed_experts_start_len") or 0)
             experts = _extended(

@@ -100,9 +100,12 @@ class Forest:
 
     def add(self, node: Node) -> None:
         """Append a committed generation."""
+        self._link(node)
+        self.committed += 1
+
+    def _link(self, node: Node) -> None:
         self.nodes.append(node)
         self._children.setdefault(node.parent.id if node.parent else None, []).append(node)
-        self.committed += 1
 
     def children(self, node: Node | None) -> Sequence[Node]:
         """The generations that extend `node` (None: the roots), in order of commit."""
@@ -114,10 +117,9 @@ class Forest:
 
     def forget_all_but(self, kept: Sequence[Node]) -> None:
         """Let go of generations that no path needs any more (linear histories)."""
-        self.nodes = list(kept)
-        self._children = {}
+        self.nodes, self._children = [], {}
         for node in kept:
-            self._children.setdefault(node.parent.id if node.parent else None, []).append(node)
+            self._link(node)
 
 
 def path_messages(node: Node | None) -> Iterator[Message]:

@@ -194,7 +194,8 @@ def _build_prompt(
     prompt = checkpoint[:kept]
     prompt.extend(bridge)
     prompt.extend(suffix)
-    _check_prefix(family, checkpoint, prompt)
+    if kept < len(checkpoint):
+        _check_prefix(family, checkpoint, prompt)
     return prompt, kept
 
 

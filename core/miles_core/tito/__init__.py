@@ -2,13 +2,12 @@
 
 from miles_core.tito.compare import compare_tokens
 from miles_core.tito.family import BoundFamily, Renderer, Revision, TitoFamily
-from miles_core.tito.parse import CallFormat, ParseFacts, StreamParser
+from miles_core.tito.parse import ParseFacts, StreamParser
 from miles_core.tito.render import ChatTemplate, normalise_messages, normalise_tools
 from miles_core.tito.tokenizer import Tokenizer, load_chat_template, load_tokenizer
 
 __all__ = [
     "BoundFamily",
-    "CallFormat",
     "ChatTemplate",
     "ParseFacts",
     "Renderer",

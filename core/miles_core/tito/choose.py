@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from miles_core.errors import MilesError
 from miles_core.tito.render import ChatTemplate, normalise_messages, normalise_tools
 from miles_core.tito.tokenizer import Tokenizer, load_chat_template, special_token_variables
-from miles_core.types import Message
+from miles_core.types import Message, Tool
 
 if TYPE_CHECKING:
     from miles_core.tito.family import Renderer, Revision, TitoFamily
@@ -76,23 +76,31 @@ def _by_template(family: TitoFamily, text: str, checkpoint: str) -> Revision | N
         own = ChatTemplate(text, source=checkpoint, variables=variables)
     except MilesError:
         return None
-    scores = [sum(_agrees(family, revision, own, probe) for probe in PROBES) for revision in family.revisions]
+    scores = [_score(family, revision, own) for revision in family.revisions]
     best = max(scores)
     if best == 0 or scores.count(best) > 1:
         return None
     return family.revisions[scores.index(best)]
 
 
-def _agrees(family: TitoFamily, revision: Revision, own: Renderer, probe: tuple[Sequence[Message], Any, Any]) -> bool:
-    messages, tools, kwargs = probe
-    fixed = {**kwargs, **family.fixed_kwargs, **revision.fixed_kwargs}
+def _score(family: TitoFamily, revision: Revision, own: Renderer) -> int:
+    """On how many probes a revision and the checkpoint's template write the same."""
     ours = family.renderer_of(revision)
     if ours is None:
-        return False
-    ready = normalise_messages(messages, family.content_format)
+        return 0
+    fixed = {**family.fixed_kwargs, **revision.fixed_kwargs}
+    agreed = 0
+    for messages, tools, kwargs in PROBES:
+        ready = normalise_messages(messages, family.content_format)
+        texts = [_text(renderer, ready, normalise_tools(tools), {**kwargs, **fixed}) for renderer in (ours, own)]
+        agreed += texts[0] is not None and texts[0] == texts[1]
+    return agreed
+
+
+def _text(
+    renderer: Renderer, messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any]
+) -> str | None:
     try:
-        return ours.render(ready, normalise_tools(tools), fixed, add_generation_prompt=True) == own.render(
-            ready, normalise_tools(tools), fixed, add_generation_prompt=True
-        )
+        return renderer.render(messages, tools, kwargs, add_generation_prompt=True)
     except MilesError:
-        return False
+        return None

@@ -5,23 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from miles_core.tito.tokenizer import Tokenizer
 from miles_core.types import Message
 
 
-class CallFormat(Enum):
-    """How the body of a tool call is written."""
-
-    JSON = "json"
-    """`{"name": …, "arguments": {…}}`"""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ParseFacts:
     """Where reasoning and tool calls stand in a generation: pairs of opening and closing tags.
+
+    The body of a call is `{"name": …, "arguments": {…}}`.
 
     `around_reasoning` is what the template writes just inside the reasoning tags, `after_reasoning` what it
     writes behind the closing one, `before_call` what it writes between content and a call.
@@ -29,7 +23,6 @@ class ParseFacts:
 
     reasoning: tuple[str, str] | None = None
     calls: tuple[str, str] | None = None
-    call_format: CallFormat = CallFormat.JSON
     around_reasoning: str = "\n"
     after_reasoning: str = ""
     before_call: str = "\n"

@@ -5,7 +5,7 @@ comes, which would rewrite tokens that were sampled; ours writes the block of ev
 """
 
 from miles_core.hookspecs import hookimpl
-from miles_core.tito import CallFormat, ParseFacts, Revision, TitoFamily
+from miles_core.tito import ParseFacts, Revision, TitoFamily
 
 FAMILY = TitoFamily(
     name="qwen3",
@@ -29,7 +29,6 @@ FAMILY = TitoFamily(
     parse_facts=ParseFacts(
         reasoning=("<think>", "</think>"),
         calls=("<tool_call>", "</tool_call>"),
-        call_format=CallFormat.JSON,
         after_reasoning="\n\n",
     ),
     reasoning_parser="qwen3",

@@ -6,7 +6,7 @@ reasoning when a new user message comes; ours is append-only and writes the bloc
 """
 
 from miles_core.hookspecs import hookimpl
-from miles_core.tito import CallFormat, ParseFacts, Revision, TitoFamily
+from miles_core.tito import ParseFacts, Revision, TitoFamily
 from miles_tito_families.opened_reasoning import OpenedReasoning
 
 FAMILY = TitoFamily(
@@ -30,7 +30,6 @@ FAMILY = TitoFamily(
     parse_facts=ParseFacts(
         reasoning=("<think>", "</think>"),
         calls=("<tool_call>", "</tool_call>"),
-        call_format=CallFormat.JSON,
         after_reasoning="\n\n",
     ),
     reasoning_parser="qwen3",
