@@ -424,3 +424,19 @@ def test_delete(talk: Talk) -> None:
     for answer in (talk.delete(), talk.post([user("u")]), request(talk.url), request(f"{talk.url}/samples", "POST")):
         assert answer.status == 404
         assert answer.error == f"session not found: session_id={talk.id}"
+
+
+@pytest.mark.parametrize("excess", [1, -10_000])
+def test_a_family_that_keeps_what_is_not_there_is_500_and_changes_nothing(
+    serve: Serve, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, excess: int
+) -> None:
+    server = serve()
+    talk = Talk(server.url)
+    engine.plays(says("One."))
+    talk.ask(user("u"))
+    before = talk.state()
+    monkeypatch.setattr(server.service.family, "join", lambda checkpoint, suffix: (len(checkpoint) + excess, []))
+    refused = talk.post([*talk.history, user("v")])
+    assert refused.status == 500
+    assert "family qwen3 keeps" in refused.error
+    assert talk.state() == before

@@ -191,6 +191,8 @@ def _build_prompt(
     suffix = family.encode(family.render_suffix(base.messages[-1], position.appended, tools, kwargs))
     checkpoint = base.tokens()
     kept, bridge = family.join(checkpoint, suffix)
+    if not 0 <= kept <= len(checkpoint):
+        raise InvariantError(f"family {family.name} keeps {kept} of the {len(checkpoint)} tokens of a checkpoint")
     prompt = checkpoint[:kept]
     prompt.extend(bridge)
     prompt.extend(suffix)
