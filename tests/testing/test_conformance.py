@@ -37,11 +37,11 @@ def test_a_family_with_a_wrong_turn_end_does_not_join() -> None:
 
 
 def test_a_family_with_a_wrong_parser_does_not_parse() -> None:
-    facts = dataclasses.replace(qwen3.FAMILY.parse_facts, after_reasoning="")
+    facts = dataclasses.replace(qwen3.FAMILY.parse_facts, inside_reasoning=("", ".\n"))
     outcome, reason = family(dataclasses.replace(qwen3.FAMILY, parse_facts=facts))["parses what it renders"]
     assert outcome == "fail"
     assert reason is not None
-    assert reason.startswith("revision qwen3: an answer {'role': 'assistant'")
+    assert reason.startswith("revision qwen3: an answer with reasoning is read wrong: reasoning is 'One and two'")
 
 
 def test_a_family_that_trims_more_than_it_says_does_not_join() -> None:

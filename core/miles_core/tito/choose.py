@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miles_core.errors import MilesError
-from miles_core.tito.render import ChatTemplate, normalise_messages, normalise_tools
+from miles_core.tito.probes import ProbeResult, compare_with_template
+from miles_core.tito.render import ChatTemplate
 from miles_core.tito.tokenizer import Tokenizer, load_chat_template, special_token_variables
-from miles_core.types import Message, Tool
 
 if TYPE_CHECKING:
-    from miles_core.tito.family import Renderer, Revision, TitoFamily
+    from miles_core.tito.family import Revision, TitoFamily
+    from miles_core.tito.render import Renderer
 
 log = logging.getLogger("miles.tito")
 
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weigh",
-        "description": "Weigh a parcel.",
-        "parameters": {"type": "object", "properties": {"parcel": {"type": "string"}}, "required": ["parcel"]},
-        "strict": True,
-    },
-}
-_CALL = {"id": "functions.weigh:0", "type": "function", "function": {"name": "weigh", "arguments": '{"parcel": "A 1"}'}}
-_ASK: Message = {"role": "user", "content": "How heavy is A 1?"}
-_CALLING: Message = {"role": "assistant", "content": "", "reasoning_content": "weigh it", "tool_calls": [_CALL]}
 
-PROBES: tuple[tuple[tuple[Message, ...], list[dict[str, Any]] | None, Mapping[str, Any]], ...] = (
-    ((_ASK,), None, {}),
-    (({"role": "system", "content": "Be brief."}, _ASK), [_TOOL], {}),
-    ((_ASK,), [_TOOL], {"enable_thinking": False, "thinking": False}),
-    ((_ASK, _CALLING, {"role": "tool", "tool_call_id": "functions.weigh:0", "content": "3 kg"}), [_TOOL], {}),
-    ((_ASK, {"role": "assistant", "content": "Heavy."}, _ASK), None, {}),
-)
-"""Conversations on which revisions of one family differ: tools, thinking off, a turn with and without reasoning."""
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A revision, in words how it was found, and what the checkpoint's template says of it.
+
+    `clear` is false where the checkpoint does not tell, and the declared default was taken.
+    """
+
+    revision: Revision
+    how: str
+    clear: bool = True
+    results: Sequence[ProbeResult] = ()
 
 
 def choose_revision(family: TitoFamily, tokenizer: Tokenizer, checkpoint: str | Path | None) -> tuple[Revision, str]:
@@ -45,20 +38,41 @@ def choose_revision(family: TitoFamily, tokenizer: Tokenizer, checkpoint: str | 
 
     By the checkpoint's own template, else by its config, else the declared default (logged as a warning).
     """
-    default = family.revisions[0]
     if len(family.revisions) == 1:
-        return default, "the only one"
-    own = load_chat_template(checkpoint) if checkpoint else None
-    if own is not None and (found := _by_template(family, own, str(checkpoint))) is not None:
-        return found, "by the checkpoint's template"
-    for revision in family.revisions:
-        if revision.config and all(_config_value(tokenizer.config, k) == v for k, v in revision.config.items()):
-            return revision, "by the checkpoint's config"
-    log.warning(
-        "family %s has the revisions %s, and the checkpoint does not tell which it is: taking %s; name it with "
-        "--tito-model %s@REVISION", family.name, ", ".join(r.name for r in family.revisions), default.name, family.name,
-    )  # fmt: skip
-    return default, "the default"
+        return family.revisions[0], "the only one"
+    choice = rank_revisions(family, tokenizer.config, _own_template(checkpoint) if checkpoint else None)
+    if not choice.clear:
+        log.warning(
+            "family %s has the revisions %s, and the checkpoint does not tell which it is: taking %s; name it with "
+            "--tito-model %s@REVISION", family.name, ", ".join(r.name for r in family.revisions), choice.revision.name,
+            family.name,
+        )  # fmt: skip
+    return choice.revision, choice.how
+
+
+def rank_revisions(family: TitoFamily, config: Mapping[str, Any], template: Renderer | None) -> Choice:
+    """The revision that fits a checkpoint's template best, else its config, else the default.
+
+    The results of comparing with the template are there also where only one revision stands to choose from.
+    """
+    revisions = family.revisions
+    results = {r.name: compare_with_template(family, r, template) for r in revisions} if template is not None else {}
+
+    def choice(revision: Revision, how: str, *, clear: bool = True) -> Choice:
+        return Choice(revision=revision, how=how, clear=clear, results=results.get(revision.name, ()))
+
+    if len(revisions) == 1:
+        return choice(revisions[0], "the only one")
+    scores = [sum(result.agrees for result in results.get(r.name, ())) for r in revisions]
+    if max(scores) and scores.count(max(scores)) == 1:
+        return choice(revisions[scores.index(max(scores))], "by the checkpoint's template")
+    for revision in revisions:
+        if revision.config and all(_config_value(config, k) == v for k, v in revision.config.items()):
+            return choice(revision, "by the checkpoint's config")
+    named = [r for r in revisions if config.get("model_type") in r.model_types]
+    if len(named) == 1:
+        return choice(named[0], "by the checkpoint's model_type")
+    return choice(revisions[0], "the default", clear=False)
 
 
 def _config_value(config: Mapping[str, Any], key: str) -> Any:
@@ -69,38 +83,12 @@ def _config_value(config: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _by_template(family: TitoFamily, text: str, checkpoint: str) -> Revision | None:
-    """The revision that agrees with the template on most probes; none if no probe at all tells them apart."""
-    variables = special_token_variables(checkpoint)
-    try:
-        own = ChatTemplate(text, source=checkpoint, variables=variables)
-    except MilesError:
+def _own_template(checkpoint: str | Path) -> Renderer | None:
+    """The checkpoint's own template; none if it has none, or one that does not compile."""
+    text = load_chat_template(checkpoint)
+    if text is None:
         return None
-    scores = [_score(family, revision, own) for revision in family.revisions]
-    best = max(scores)
-    if best == 0 or scores.count(best) > 1:
-        return None
-    return family.revisions[scores.index(best)]
-
-
-def _score(family: TitoFamily, revision: Revision, own: Renderer) -> int:
-    """On how many probes a revision and the checkpoint's template write the same."""
-    ours = family.renderer_of(revision)
-    if ours is None:
-        return 0
-    fixed = {**family.fixed_kwargs, **revision.fixed_kwargs}
-    agreed = 0
-    for messages, tools, kwargs in PROBES:
-        ready = normalise_messages(messages, family.content_format)
-        texts = [_text(renderer, ready, normalise_tools(tools), {**kwargs, **fixed}) for renderer in (ours, own)]
-        agreed += texts[0] is not None and texts[0] == texts[1]
-    return agreed
-
-
-def _text(
-    renderer: Renderer, messages: Sequence[Message], tools: Sequence[Tool] | None, kwargs: Mapping[str, Any]
-) -> str | None:
     try:
-        return renderer.render(messages, tools, kwargs, add_generation_prompt=True)
+        return ChatTemplate(text, source=str(checkpoint), variables=special_token_variables(checkpoint))
     except MilesError:
         return None

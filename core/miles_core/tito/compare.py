@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from miles_core.tito.family import BoundFamily
+    from miles_core.tito.bound import BoundFamily
 
 Difference = dict[str, Any]
 """`{type, segment_index, expected_text, actual_text, detail}`"""

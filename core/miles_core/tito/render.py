@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 import jinja2
 import jinja2.ext
@@ -146,6 +146,26 @@ def normalise_tools(tools: Any) -> list[Tool] | None:
 def _kind(value: Any) -> str:
     names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string"}
     return names.get(type(value), "a list" if isinstance(value, list) else "an object")
+
+
+class Renderer(Protocol):
+    """Messages to text: a compiled template, or an encoder in Python where a family has no template."""
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, for messages."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        kwargs: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+    ) -> str:
+        """The text of a conversation whose input is normalised. Raises RenderError for what it cannot carry."""
+        ...
 
 
 class _GenerationTag(jinja2.ext.Extension):

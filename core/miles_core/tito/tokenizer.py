@@ -85,7 +85,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} holds {type(data).__name__}, expected a JSON object")
@@ -125,7 +125,7 @@ def _from_hub(name: str) -> Tokenizer:
         ) from error
     files: dict[str, str] = {}
     failure: Exception | None = None
-    for file in ("tokenizer.json", "config.json", "tokenizer_config.json", "chat_template.jinja"):
+    for file in ("tokenizer.json", "config.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"):
         try:
             files[file] = hf_hub_download(name, file)
         except Exception as error:
@@ -154,16 +154,26 @@ def _through_transformers(path: str) -> tokenizers.Tokenizer:
 
 
 def load_chat_template(checkpoint: str | Path) -> str | None:
-    """The checkpoint's own chat template (`chat_template.jinja`, else `tokenizer_config.json`), or None."""
+    """The checkpoint's own chat template, or None.
+
+    From `chat_template.jinja`, else `tokenizer_config.json`, else `chat_template.json`, where processors keep it.
+    Raises ConfigError for a file that cannot be read.
+    """
     root = Path(checkpoint)
     file = root / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = _read_json(root / "tokenizer_config.json").get("chat_template")
-    if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read {file}: {error}") from error
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        template = _read_json(root / name).get("chat_template")
+        if isinstance(template, list):
+            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+            template = named.get("default")
+        if isinstance(template, str):
+            return template
+    return None
 
 
 def special_token_variables(checkpoint: str | Path) -> dict[str, str]:

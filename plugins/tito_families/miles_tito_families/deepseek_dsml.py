@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from miles_core.errors import RenderError, RequestError
-from miles_core.tito import BoundFamily
+from miles_core.tito import BoundFamily, ElementCalls
 from miles_core.types import Message, Tool
 
 BOS = "<｜begin▁of▁sentence｜>"
@@ -46,6 +46,20 @@ def tool_calls(message: Message, block: str) -> str:
         return ""
     invokes = "\n".join(_invoke(call.get("function") or call) for call in calls)
     return f"\n\n<｜DSML｜{block}>\n{invokes}\n</｜DSML｜{block}>"
+
+
+def dsml_calls(block: str) -> ElementCalls:
+    """How calls in a DSML block of that name are read."""
+    return ElementCalls(
+        opener=f"<｜DSML｜{block}>",
+        closer=f"</｜DSML｜{block}>",
+        call_end="</｜DSML｜invoke>",
+        name=r'<｜DSML｜invoke name="(?P<name>[^"\n]+)">',
+        parameter=r'<｜DSML｜parameter name="(?P<name>[^\n]*?)" string="(?P<string>true|false)">',
+        parameter_end="</｜DSML｜parameter>",
+        end="</｜DSML｜invoke>",
+        tokens=(),
+    )
 
 
 def _invoke(function: Mapping[str, Any]) -> str:

@@ -11,14 +11,31 @@ The role markers are not special tokens of the checkpoint, so the self-check is 
 
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import ParseFacts, Revision, TitoFamily
-from miles_tito_families.deepseek_dsml import ASSISTANT, EOS, THINKING_ALIASES, USER, DeepseekBound
+from miles_tito_families.deepseek_dsml import (
+    ASSISTANT,
+    END_THINK,
+    EOS,
+    THINK,
+    THINKING_ALIASES,
+    USER,
+    DeepseekBound,
+    dsml_calls,
+)
 from miles_tito_families.deepseekv32_encoder import DeepseekV32Encoder
 
 FAMILY = TitoFamily(
     name="deepseekv32",
     summary="DeepSeek V3.2",
     checkpoints=("deepseek-ai/DeepSeek-V3.2",),
-    revisions=(Revision(name="deepseekv32", encoder=DeepseekV32Encoder()),),
+    revisions=(
+        Revision(
+            name="deepseekv32",
+            encoder=DeepseekV32Encoder(),
+            model_types=("deepseek_v32",),  # as transformers names the config; V3.2-Exp has the same
+            may_lack_template=True,
+            verified="the renderings of a set of conversations by DeepSeek's encoder; ids with the tokenizer of V3.1",
+        ),
+    ),
     package="miles_tito_families",
     fixed_kwargs={"drop_thinking": False},
     kwarg_aliases=(THINKING_ALIASES,),
@@ -30,7 +47,12 @@ FAMILY = TitoFamily(
     assistant_opener=ASSISTANT,
     boundary_tokens=(USER, ASSISTANT),
     suffix_needs_last_turn=True,
-    parse_facts=ParseFacts(),
+    parse_facts=ParseFacts(
+        reasoning=(THINK, END_THINK),
+        inside_reasoning=("", ""),
+        calls=dsml_calls("function_calls"),
+        before_calls="\n\n",
+    ),
     reasoning_parser="deepseek-v3",
     tool_call_parser="deepseekv32",
     bound_class=DeepseekBound,

@@ -23,17 +23,27 @@ from miles_tito_families.deepseek_dsml import (
     THINKING_ALIASES,
     USER,
     DeepseekBound,
+    dsml_calls,
 )
 from miles_tito_families.deepseekv4_encoder import DeepseekV4Encoder
 from miles_tito_families.deepseekv4_recipe import DeepseekV4Recipe
+
+_MODEL_TYPES = ("deepseek_v4",)  # as transformers names the config
 
 FAMILY = TitoFamily(
     name="deepseekv4",
     summary="DeepSeek V4 Flash and Pro",
     checkpoints=("deepseek-ai/DeepSeek-V4-Flash", "deepseek-ai/DeepSeek-V4-Pro"),
     revisions=(
-        Revision(name="deepseekv4", encoder=DeepseekV4Encoder()),
-        Revision(name="recipe", encoder=DeepseekV4Recipe()),
+        Revision(
+            name="deepseekv4",
+            encoder=DeepseekV4Encoder(),
+            model_types=_MODEL_TYPES,
+            may_lack_template=True,
+            verified="the renderings of a set of conversations by SGLang's encoder, and their token ids",
+        ),
+        # No set of renderings of DeepSeek's package was at hand for `recipe`.
+        Revision(name="recipe", encoder=DeepseekV4Recipe(), model_types=_MODEL_TYPES, may_lack_template=True),
     ),
     package="miles_tito_families",
     fixed_kwargs={"drop_thinking": False},
@@ -48,7 +58,12 @@ FAMILY = TitoFamily(
     # With thinking off, `recipe` keeps the reasoning of an appended assistant turn only beside tools.
     suffix_needs_tools=True,
     suffix_needs_last_turn=True,
-    parse_facts=ParseFacts(),
+    parse_facts=ParseFacts(
+        reasoning=(THINK, END_THINK),
+        inside_reasoning=("", ""),
+        calls=dsml_calls("tool_calls"),
+        before_calls="\n\n",
+    ),
     reasoning_parser="deepseek-v4",
     tool_call_parser="deepseekv4",
     bound_class=DeepseekBound,

@@ -19,7 +19,21 @@ the sampled tokens; the self-check calls such a turn `assistant_text`.
 """
 
 from miles_core.hookspecs import hookimpl
-from miles_core.tito import ParseFacts, Revision, TitoFamily
+from miles_core.tito import ElementCalls, ParseFacts, Revision, TitoFamily
+
+_CALLS = ElementCalls(
+    opener="<tool_call>",
+    closer="</tool_call>",
+    name=r"(?P<name>[^<\s]+)",
+    parameter=r"<arg_key>(?P<name>(?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>",
+    parameter_end="</arg_value>",
+    end="",
+    tokens=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+)
+
+# `model_types` as transformers names the configs: Glm4MoeConfig (4.7, and also 4.5 and 4.6, whose format is another),
+# Glm4MoeLiteConfig (4.7-Flash), GlmMoeDsaConfig (5, 5.1, 5.2).
+_VERIFIED = "the official template's renderings of a set of conversations, and their token ids"
 
 FAMILY = TitoFamily(
     name="glm47",
@@ -36,9 +50,23 @@ FAMILY = TitoFamily(
             name="glm-4.7",
             template="templates/glm47.jinja",
             checkpoints=("zai-org/GLM-4.7", "zai-org/GLM-4.7-Flash", "zai-org/GLM-5"),
+            model_types=("glm4_moe", "glm4_moe_lite", "glm_moe_dsa"),
+            verified=_VERIFIED,
         ),
-        Revision(name="glm-5.1", template="templates/glm47_glm51.jinja", checkpoints=("zai-org/GLM-5.1",)),
-        Revision(name="glm-5.2", template="templates/glm47_glm52.jinja", checkpoints=("zai-org/GLM-5.2",)),
+        Revision(
+            name="glm-5.1",
+            template="templates/glm47_glm51.jinja",
+            checkpoints=("zai-org/GLM-5.1",),
+            model_types=("glm_moe_dsa",),
+            verified=_VERIFIED,
+        ),
+        Revision(
+            name="glm-5.2",
+            template="templates/glm47_glm52.jinja",
+            checkpoints=("zai-org/GLM-5.2",),
+            model_types=("glm_moe_dsa",),
+            verified=_VERIFIED,
+        ),
     ),
     package="miles_tito_families",
     fixed_kwargs={"clear_thinking": False},
@@ -51,8 +79,13 @@ FAMILY = TitoFamily(
     max_trim_tokens=1,
     trailing_tokens=("<|user|>", "<|observation|>", "<|endoftext|>"),
     assistant_opener="<|assistant|>",
-    # The generation prompt opens the reasoning block and calls are not JSON: neither can be said here yet.
-    parse_facts=ParseFacts(),
+    parse_facts=ParseFacts(
+        reasoning=("<think>", "</think>"),
+        inside_reasoning=("", ""),
+        calls=_CALLS,
+        calls_end_reasoning=True,
+    ),
+    not_written=frozenset({"call_ids", "text_arguments", "argument_types", "outer_space"}),
     reasoning_parser="glm45",
     tool_call_parser="glm47",
 )

@@ -11,11 +11,13 @@ The template is our own. Three things are peculiar:
   ends there is whole; see `InklingBound`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from miles_core.hookspecs import hookimpl
-from miles_core.tito import BoundFamily, ParseFacts, Revision, TitoFamily
+from miles_core.tito import BoundFamily, ParseFacts, Revision, StreamParser, TextStream, TitoFamily
+from miles_tito_families.inkling_parser import CALL, END, MODEL, TEXT, THINKING, InklingParser
 
 _STOP = "<|content_model_end_sampling|>"
 _ROLES = ("<|message_model|>", "<|message_user|>", "<|message_system|>", "<|message_tool|>")
@@ -36,12 +38,44 @@ class InklingBound(BoundFamily):
             return len(checkpoint_ids), []
         return super().join(checkpoint_ids, suffix_ids)
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Reasoning and calls, by their blocks."""
+        return frozenset({"reasoning", "calls"})
+
+    @cached_property
+    def hidden_ids(self) -> frozenset[int]:
+        """Without the tokens that the parser reads."""
+        seen = self.tokenizer.ids_of((MODEL, THINKING, TEXT, CALL, END), needed_by=f"family {self.name}")
+        return super().hidden_ids - frozenset(seen)
+
+    def parser(
+        self,
+        tools: Any = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        prompt_ids: Sequence[int] | None = None,
+        calls: bool = True,
+        reasoning: bool = True,
+    ) -> StreamParser:
+        """A parser of blocks; the prompt always opens the first one."""
+        return InklingParser(TextStream(self.tokenizer, self.hidden_ids), calls=calls, reasoning=reasoning)
+
 
 FAMILY = TitoFamily(
     name="inkling",
     summary="Thinking Machines' Inkling and Inkling-Small",
     checkpoints=("thinkingmachines/Inkling", "thinkingmachines/Inkling-Small"),
-    revisions=(Revision(name="inkling", template="templates/inkling.jinja"),),
+    revisions=(
+        Revision(
+            name="inkling",
+            template="templates/inkling.jinja",
+            # as transformers names the configs (InklingConfig, InklingTextConfig); SGLang's text config is the last
+            model_types=("inkling_mm_model", "inkling_text", "inkling_model"),
+            may_lack_template=True,  # SGLang renders Inkling with code of its own: "no Jinja chat_template"
+            verified="renderings of a set of conversations by SGLang's rules, and their token ids",
+        ),
+    ),
     package="miles_tito_families",
     thinking_kwargs=(),
     content_format="parts",
@@ -58,8 +92,8 @@ FAMILY = TitoFamily(
         "<|end_message|>",
         _STOP,
     ),
-    # A closing tag that ends every block, and calls named in their header, are more than ParseFacts can say.
-    parse_facts=ParseFacts(),
+    parse_facts=ParseFacts(),  # `InklingParser` reads the blocks
+    not_written=frozenset({"call_ids", "text_arguments", "text_blocks"}),
     reasoning_parser="inkling",
     tool_call_parser="inkling",
     suffix_needs_last_turn=True,

@@ -12,7 +12,9 @@ The encoder is our own. What is peculiar:
 
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import ParseFacts, Revision, TitoFamily
+from miles_tito_families.kimi_calls import KimiCalls
 from miles_tito_families.kimi_encoder import KimiEncoder
+from miles_tito_families.kimi_tools import template_variables
 
 FAMILY = TitoFamily(
     name="kimi25",
@@ -22,10 +24,14 @@ FAMILY = TitoFamily(
         Revision(
             name="kimi25",
             encoder=KimiEncoder(source="miles_tito_families/kimi_encoder.py (kimi25)", off_blanks_reasoning=True),
+            # as transformers names the config (Kimi_K25Config); K2.5 and K2.6 have the same
+            model_types=("kimi_k25",),
+            verified="the official template's renderings of a set of conversations, and their token ids",
         ),
     ),
     package="miles_tito_families",
     fixed_kwargs={"preserve_thinking": True},
+    template_variables=template_variables,
     thinking_kwargs=("thinking",),
     content_format="parts",
     allowed_append_roles=("tool", "user", "system", "assistant"),
@@ -34,7 +40,10 @@ FAMILY = TitoFamily(
     trailing_tokens=("<|im_end|>",),
     assistant_opener="<|im_assistant|>",
     inner_tokens=("<|im_middle|>",),
-    parse_facts=ParseFacts(),
+    parse_facts=ParseFacts(
+        reasoning=("<think>", "</think>"), inside_reasoning=("", ""), calls=KimiCalls(), calls_end_reasoning=True
+    ),
+    not_written=frozenset({"call_names", "text_arguments"}),
     reasoning_parser="kimi_k2",
     tool_call_parser="kimi_k2",
 )

@@ -8,7 +8,9 @@ renumbers them, `kimi_k2_raw_id` does not (SGLang 0.5.23 has it only as a patch)
 
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import ParseFacts, Revision, TitoFamily
+from miles_tito_families.kimi_calls import KimiCalls
 from miles_tito_families.kimi_encoder import KimiEncoder
+from miles_tito_families.kimi_tools import template_variables
 
 FAMILY = TitoFamily(
     name="kimi26",
@@ -21,10 +23,14 @@ FAMILY = TitoFamily(
                 source="miles_tito_families/kimi_encoder.py (kimi26)",
                 reasoning_keys=("reasoning", "reasoning_content"),
             ),
+            # as transformers names the config (Kimi_K25Config); K2.5 and K2.6 have the same
+            model_types=("kimi_k25",),
+            verified="the official template's renderings of a set of conversations, and their token ids",
         ),
     ),
     package="miles_tito_families",
     fixed_kwargs={"preserve_thinking": True},
+    template_variables=template_variables,
     thinking_kwargs=("thinking",),
     content_format="parts",
     allowed_append_roles=("tool", "user", "system", "assistant"),
@@ -33,7 +39,10 @@ FAMILY = TitoFamily(
     trailing_tokens=("<|im_end|>",),
     assistant_opener="<|im_assistant|>",
     inner_tokens=("<|im_middle|>",),
-    parse_facts=ParseFacts(),
+    parse_facts=ParseFacts(
+        reasoning=("<think>", "</think>"), inside_reasoning=("", ""), calls=KimiCalls(), calls_end_reasoning=True
+    ),
+    not_written=frozenset({"call_names", "text_arguments"}),
     reasoning_parser="kimi_k2",
     tool_call_parser="kimi_k2_raw_id",
 )

@@ -52,6 +52,11 @@ def declare_tools(tools: Sequence[Tool]) -> str:
     return f"# Tools\n\n## functions\nnamespace functions {{\n{types}\n}}\n"
 
 
+def template_variables(tools: Sequence[Tool]) -> dict[str, str]:
+    """What the checkpoints' tokenizer class hands to their template for these tools."""
+    return {"tools_ts_str": declare_tools(tools)}
+
+
 def _sorted(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _sorted(value[key]) for key in sorted(value)}

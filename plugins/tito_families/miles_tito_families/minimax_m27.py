@@ -7,13 +7,21 @@ the two models apart.
 
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import ParseFacts, Revision, TitoFamily
-from miles_tito_families.opened_reasoning import OpenedReasoning
+from miles_tito_families.element_calls import INVOKE_CALLS
 
 FAMILY = TitoFamily(
     name="minimax_m27",
     summary="MiniMax-M2.7",
     checkpoints=("MiniMaxAI/MiniMax-M2.7",),
-    revisions=(Revision(name="minimax_m27", template="templates/minimax_m27.jinja"),),
+    revisions=(
+        Revision(
+            name="minimax_m27",
+            template="templates/minimax_m27.jinja",
+            # as transformers names the config (MiniMaxM2Config); M2, M2.1, M2.5 and M2.7 have the same
+            model_types=("minimax_m2",),
+            verified="the official template's renderings of a set of conversations, with the real special tokens",
+        ),
+    ),
     package="miles_tito_families",
     fixed_kwargs={"clear_thinking": False},
     thinking_kwargs=(),
@@ -23,10 +31,12 @@ FAMILY = TitoFamily(
     stop_tokens=("[e~[",),
     trailing_tokens=("[e~[", "\n"),
     assistant_opener="]~b]ai",
-    parse_facts=ParseFacts(reasoning=("<think>", "</think>"), after_reasoning="\n\n"),
+    parse_facts=ParseFacts(
+        reasoning=("<think>", "</think>"), after_reasoning="\n\n", calls=INVOKE_CALLS, before_calls="\n"
+    ),
+    not_written=frozenset({"call_ids", "text_arguments", "argument_types"}),
     reasoning_parser="minimax-append-think",
     tool_call_parser="minimax-m2",
-    bound_class=OpenedReasoning,
     suffix_needs_last_turn=True,  # a tool message is refused unless the turn before it called a tool
 )
 

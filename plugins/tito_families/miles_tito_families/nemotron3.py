@@ -14,8 +14,11 @@ A model that did not reason has sampled `</think>` behind the prompt's `<think>`
 `<think></think>`: the session keeps the sampled tokens; the self-check calls such a turn `assistant_text`.
 """
 
+from dataclasses import replace
+
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import ParseFacts, Revision, TitoFamily
+from miles_tito_families.element_calls import FUNCTION_CALLS
 
 _NANO_AND_SUPER = (
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
@@ -25,13 +28,39 @@ _NANO_AND_SUPER = (
 )
 _ULTRA = ("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16",)
 
+_PARSE_FACTS = ParseFacts(
+    reasoning=("<think>", "</think>"),
+    after_reasoning="\n",
+    calls=FUNCTION_CALLS,
+    before_calls="\n",
+    after_call="\n",
+    calls_end_reasoning=True,
+)
+
+_MODEL_TYPES = ("nemotron_h",)
+"""As transformers names the config (NemotronHConfig); Nemotron-H and Nemotron Nano 2 have the same."""
+_VERIFIED = "the official template's renderings of a set of conversations, and their token ids"
+
 FAMILY = TitoFamily(
     name="nemotron3",
     summary="NVIDIA Nemotron 3 Nano, Super and Ultra",
     checkpoints=_NANO_AND_SUPER + _ULTRA,
     revisions=(
-        Revision(name="nemotron3", template="templates/nemotron3.jinja", checkpoints=_NANO_AND_SUPER),
-        Revision(name="ultra", template="templates/nemotron3_ultra.jinja", checkpoints=_ULTRA),
+        Revision(
+            name="nemotron3",
+            template="templates/nemotron3.jinja",
+            checkpoints=_NANO_AND_SUPER,
+            model_types=_MODEL_TYPES,
+            verified=_VERIFIED,
+        ),
+        Revision(
+            name="ultra",
+            template="templates/nemotron3_ultra.jinja",
+            checkpoints=_ULTRA,
+            parse_facts=replace(_PARSE_FACTS, inside_reasoning=("\n", ""), after_reasoning=""),
+            model_types=_MODEL_TYPES,
+            verified=_VERIFIED,
+        ),
     ),
     package="miles_tito_families",
     fixed_kwargs={"truncate_history_thinking": False},
@@ -43,8 +72,8 @@ FAMILY = TitoFamily(
     assistant_opener="<|im_start|>assistant\n",
     # Checkpoints may flag these tags as special tokens; they are text of a turn and bound nothing.
     inner_tokens=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-    # The generation prompt opens the reasoning block and calls are not JSON: neither can be said here yet.
-    parse_facts=ParseFacts(),
+    parse_facts=_PARSE_FACTS,
+    not_written=frozenset({"call_ids", "text_arguments", "argument_types", "outer_space"}),
     reasoning_parser="nemotron_3",
     tool_call_parser="qwen3_coder",
 )

@@ -5,7 +5,7 @@ comes, which would rewrite tokens that were sampled; ours writes the block of ev
 """
 
 from miles_core.hookspecs import hookimpl
-from miles_core.tito import ParseFacts, Revision, TitoFamily
+from miles_core.tito import JsonCalls, ParseFacts, Revision, TitoFamily
 
 FAMILY = TitoFamily(
     name="qwen3",
@@ -17,7 +17,15 @@ FAMILY = TitoFamily(
         "Qwen/Qwen3-30B-A3B",
         "Qwen/Qwen3-235B-A22B",
     ),
-    revisions=(Revision(name="qwen3", template="templates/qwen3.jinja"),),
+    revisions=(
+        Revision(
+            name="qwen3",
+            template="templates/qwen3.jinja",
+            # as transformers names the configs (Qwen3Config, Qwen3MoeConfig); other models have the same
+            model_types=("qwen3", "qwen3_moe"),
+            verified="the official template's renderings of a set of conversations, and their token ids",
+        ),
+    ),
     package="miles_tito_families",
     fixed_kwargs={"clear_thinking": False},
     thinking_kwargs=("enable_thinking",),
@@ -28,9 +36,13 @@ FAMILY = TitoFamily(
     assistant_opener="<|im_start|>assistant",
     parse_facts=ParseFacts(
         reasoning=("<think>", "</think>"),
-        calls=("<tool_call>", "</tool_call>"),
         after_reasoning="\n\n",
+        calls=JsonCalls(),
+        before_calls="\n",
+        between_calls="\n",
+        calls_end_reasoning=True,
     ),
+    not_written=frozenset({"call_ids", "text_arguments", "outer_space"}),
     reasoning_parser="qwen3",
     tool_call_parser="qwen25",
 )

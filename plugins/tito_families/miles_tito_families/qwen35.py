@@ -11,7 +11,7 @@ checkpoints' template would lose what comes before the block.
 
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import ParseFacts, Revision, TitoFamily
-from miles_tito_families.opened_reasoning import OpenedReasoning
+from miles_tito_families.element_calls import FUNCTION_CALLS
 
 FAMILY = TitoFamily(
     name="qwen35",
@@ -26,7 +26,15 @@ FAMILY = TitoFamily(
         "Qwen/Qwen3.5-122B-A10B",
         "Qwen/Qwen3.5-397B-A17B",
     ),
-    revisions=(Revision(name="qwen35", template="templates/qwen35.jinja"),),
+    revisions=(
+        Revision(
+            name="qwen35",
+            template="templates/qwen35.jinja",
+            # as transformers names the configs (Qwen3_5Config, Qwen3_5MoeConfig and their text configs)
+            model_types=("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"),
+            verified="the official template's renderings of a set of conversations, and their token ids",
+        ),
+    ),
     package="miles_tito_families",
     fixed_kwargs={"clear_thinking": False},
     thinking_kwargs=("enable_thinking",),
@@ -36,10 +44,17 @@ FAMILY = TitoFamily(
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     trailing_tokens=("<|im_end|>", "<|endoftext|>", "\n"),
     assistant_opener="<|im_start|>assistant",
-    parse_facts=ParseFacts(reasoning=("<think>", "</think>"), after_reasoning="\n\n"),
+    parse_facts=ParseFacts(
+        reasoning=("<think>", "</think>"),
+        after_reasoning="\n\n",
+        calls=FUNCTION_CALLS,
+        before_calls="\n\n",
+        between_calls="\n",
+        calls_end_reasoning=True,
+    ),
+    not_written=frozenset({"call_ids", "text_arguments", "argument_types", "outer_space"}),
     reasoning_parser="qwen3",
     tool_call_parser="qwen3_coder",
-    bound_class=OpenedReasoning,
 )
 
 

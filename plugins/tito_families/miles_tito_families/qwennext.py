@@ -6,8 +6,7 @@ reasoning when a new user message comes; ours is append-only and writes the bloc
 """
 
 from miles_core.hookspecs import hookimpl
-from miles_core.tito import ParseFacts, Revision, TitoFamily
-from miles_tito_families.opened_reasoning import OpenedReasoning
+from miles_core.tito import JsonCalls, ParseFacts, Revision, TitoFamily
 
 FAMILY = TitoFamily(
     name="qwennext",
@@ -18,7 +17,15 @@ FAMILY = TitoFamily(
         "Qwen/Qwen3-235B-A22B-Thinking-2507",
         "Qwen/Qwen3-Next-80B-A3B-Thinking",
     ),
-    revisions=(Revision(name="qwennext", template="templates/qwennext.jinja"),),
+    revisions=(
+        Revision(
+            name="qwennext",
+            template="templates/qwennext.jinja",
+            # as transformers names the configs (Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig); others have the same
+            model_types=("qwen3", "qwen3_moe", "qwen3_next"),
+            verified="the official template's renderings of a set of conversations, and their token ids",
+        ),
+    ),
     package="miles_tito_families",
     fixed_kwargs={"clear_thinking": False},
     thinking_kwargs=(),
@@ -29,12 +36,15 @@ FAMILY = TitoFamily(
     assistant_opener="<|im_start|>assistant",
     parse_facts=ParseFacts(
         reasoning=("<think>", "</think>"),
-        calls=("<tool_call>", "</tool_call>"),
         after_reasoning="\n\n",
+        calls=JsonCalls(),
+        before_calls="\n",
+        between_calls="\n",
+        calls_end_reasoning=True,
     ),
+    not_written=frozenset({"call_ids", "text_arguments", "outer_space"}),
     reasoning_parser="qwen3",
     tool_call_parser="qwen25",
-    bound_class=OpenedReasoning,
 )
 
 

@@ -6,17 +6,16 @@ conversation. `miles-plugins verify` shows the same for a real checkpoint.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tokenizers
 
 from miles_core.errors import ConfigError
 from miles_core.plugins import Plugin
 from miles_core.testing.conformance.report import CheckFunction, Skip
-from miles_core.tito import BoundFamily, ChatTemplate, TitoFamily, Tokenizer
+from miles_core.tito import BoundFamily, ChatTemplate, TitoFamily, Tokenizer, parse_difference
 from miles_core.types import Message, Tool
 
 _CHATML = ChatTemplate(
@@ -110,14 +109,15 @@ def parses(plugin: Plugin) -> str | Skip | None:
     """Parsing what was sampled gives the message that was rendered."""
     made = 0
     family: TitoFamily = plugin.call("tito_family")
-    if not family.parse_facts.tags and not family.best_effort:
-        return Skip("the family declares no parse_facts: its generations are read as plain text")
     for bound in _bound(plugin):
+        if not bound.reads and not family.best_effort:
+            return Skip("the family declares no parse_facts: its generations are read as plain text")
         for turn in _turns(bound):
             made += 1
             read = bound.parse(turn.sampled, turn.tools)
-            if _essence(read) != _essence(turn.message):
-                return f"revision {bound.revision.name}: {turn.name} {turn.message} is read as {read}"
+            difference = parse_difference(family, turn.message, read)
+            if difference is not None:
+                return f"revision {bound.revision.name}: {turn.name} is read wrong: {difference}"
     return None if made else Skip("no generation could be told apart in what the template renders")
 
 
@@ -151,14 +151,13 @@ def small_tokenizer(family: TitoFamily) -> Tokenizer:
 
 def _turns(bound: BoundFamily) -> Iterator[_Turn]:
     """The generations that the family's format has: an answer, one with reasoning, one with a tool call."""
-    facts = bound.family.parse_facts
     answers: dict[str, tuple[Message, list[Tool] | None]] = {
         "an answer": ({"role": "assistant", "content": "It is 3."}, None)
     }
-    if facts.reasoning:
+    if "reasoning" in bound.reads:
         thought = {"role": "assistant", "content": "It is 3.", "reasoning_content": "One and two."}
         answers["an answer with reasoning"] = (thought, None)
-    if facts.calls:
+    if "calls" in bound.reads:
         called = {"role": "assistant", "content": "I add them.", "tool_calls": [_CALL]}
         answers["a tool call"] = (called, _TOOLS)
     for name, (message, tools) in answers.items():
@@ -193,16 +192,6 @@ def _join_fault(bound: BoundFamily, turn: _Turn, appended: Message) -> str | Non
     )
     have, want = (bound.tokenizer.decode(ids[at : at + 40]) for ids in (joined, whole))
     return f"token {at} differs: joined {have!r}, the template gives {want!r}"
-
-
-def _essence(message: Message) -> dict[str, Any]:
-    """A message without what sampling does not carry: ids of calls, and how arguments are spaced."""
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return {
-        "content": message.get("content") or "",
-        "reasoning": message.get("reasoning_content") or "",
-        "calls": [(call["name"], json.loads(call["arguments"])) for call in calls],
-    }
 
 
 CHECKS: Mapping[str, CheckFunction] = {

@@ -10,9 +10,6 @@ from typing import Any
 from miles_core.tito import BoundFamily, StreamParser, Tokenizer, load_tokenizer
 from miles_core.types import Message, Tool
 
-OPENER_WITHIN = 8
-"""How near its end a prompt that leaves the reasoning open has the opening tag, in tokens."""
-
 
 class ChatFormat:
     """What requests need of the family and the tokenizer."""
@@ -56,24 +53,11 @@ class ChatFormat:
         self, prompt: Sequence[int], tools: Sequence[Tool] | None, *, calls: bool, reasoning: bool
     ) -> MessageBuilder:
         """A parser of one generation after `prompt`, which may have opened the reasoning already."""
-        parser = self._family.parser(tools, calls=calls, reasoning=reasoning)
-        if reasoning:
-            parser.feed(self._opened(prompt))
-        return MessageBuilder(parser)
-
-    def _opened(self, prompt: Sequence[int]) -> Sequence[int]:
-        """The end of a prompt from an opening reasoning tag on, if nothing but white space follows it."""
-        tags = self._family.family.parse_facts.reasoning
-        opener = None if tags is None else self._tokenizer.token_to_id(tags[0])
-        end = list(prompt[-OPENER_WITHIN:])
-        if tags is None or opener not in end:
-            return ()
-        tail = end[len(end) - 1 - end[::-1].index(opener) :]
-        return tail if self.decode(tail).strip() == tags[0] else ()
+        return MessageBuilder(self._family.parser(tools, prompt_ids=prompt, calls=calls, reasoning=reasoning))
 
     def reasoning_tokens(self, ids: Sequence[int], message: Message) -> int:
         """How many of the sampled ids are reasoning, the closing tag included."""
-        tags = self._family.family.parse_facts.reasoning
+        tags = self._family.parse_facts.reasoning
         if tags is None or not message["reasoning_content"]:
             return 0
         closer = self._tokenizer.token_to_id(tags[1])
