@@ -20,7 +20,7 @@ FOR_DEV := $(VENV)/.installed-dev
 
 .PHONY: help
 help:  ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 .PHONY: demo
 demo: $(FOR_DEMO)  ## sample the bundled tiny model with a tool-using agent
@@ -30,7 +30,7 @@ demo: $(FOR_DEMO)  ## sample the bundled tiny model with a tool-using agent
 	@echo "Look at a sample, token by token: $(BIN)/miles-plugins inspect demo-output"
 
 .PHONY: test
-test: $(FOR_DEV)  ## lint, types, architecture, then every test
+test: $(FOR_DEV) tokenizers  ## lint, types, architecture, then every test
 	scripts/check
 	scripts/test
 
@@ -38,13 +38,18 @@ test: $(FOR_DEV)  ## lint, types, architecture, then every test
 check: $(FOR_DEV)  ## lint, types, architecture
 	scripts/check
 
+.PHONY: tokenizers
+tokenizers: $(FOR_DEV)  ## the families' tokenizers with their real ids, for tests and the benchmark: 20 seconds, once
+	@PYTHONPATH=tests $(BIN)/python -m real_tokenizers
+
 .PHONY: bench
-bench: $(FOR_DEV)  ## what joining turns costs, per family
+bench: $(FOR_DEV) tokenizers  ## what joining turns costs, per family, and what histories cost
 	$(BIN)/python benchmarks/join.py
+	$(BIN)/python benchmarks/history.py
 
 .PHONY: clean
 clean:  ## remove .venv, caches, builds and the demo's output
-	rm -rf $(VENV) build dist site demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .cache build dist site demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find core plugins tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
@@ -11,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from helpers.chat_tokenizer import DATA, write_checkpoint
+from helpers.chat_tokenizer import write_checkpoint
+from helpers.golden import golden_family, golden_rows, has_ids, served, tokenizer_name
+from real_tokenizers import checkpoint
 
 Row = dict[str, Any]
 
@@ -24,51 +25,60 @@ def render(checkpoint: Path, lines: list[str], *flags: str) -> subprocess.Comple
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
-@pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    with gzip.open(DATA / "golden_qwen3.jsonl.gz", "rt", encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
 
 
 KEYS = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt")
 
+a_family_of_each_kind = pytest.mark.parametrize(
+    "name", ["qwen3", "glm47@glm-5.2", "kimi25", "minimax_m27", "deepseekv32"]
+)
+"""Templates and encoders, with each way of closing a turn; the other families are tested in `tests/tito`."""
 
-def test_every_golden_row_line_for_line(checkpoint: Path, rows: list[Row]) -> None:
-    done = render(checkpoint, [json.dumps({k: row[k] for k in KEYS}) for row in rows], "--tito-model", "qwen3")
+
+def of_row(row: Row, **more: object) -> str:
+    return json.dumps({**{key: row[key] for key in KEYS}, **more})
+
+
+@a_family_of_each_kind
+def test_every_golden_row_line_for_line(name: str) -> None:
+    rows = golden_rows(name)
+    done = render(checkpoint(tokenizer_name(name)), [of_row(row) for row in rows], "--tito-model", name)
     assert (done.returncode, done.stderr) == (0, "")
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [a["text"] for a in answers] == [row["rendered"] for row in rows]
-    assert all(a["ids"] == row["ids"] for a, row in zip(answers, rows, strict=True) if "ids" in row)
-    assert all(len(a["ids"]) == row["n_ids"] for a, row in zip(answers, rows, strict=True) if "n_ids" in row)
+    for line, row in zip(done.stdout.splitlines(), rows, strict=True):
+        answer = json.loads(line)
+        if "error" in row:
+            assert answer["error"]["type"] == "RenderError"
+            continue
+        assert answer["text"] == served(row)
+        if has_ids(row) and "n_ids" in row:
+            assert len(answer["ids"]) == row["n_ids"]
+            assert answer["ids"] == row.get("ids", answer["ids"])
 
 
-def test_every_junction_joins(checkpoint: Path, rows: list[Row]) -> None:
-    whole = render(checkpoint, [json.dumps({k: row[k] for k in KEYS}) for row in rows], "--tito-model", "qwen3")
-    ids = [json.loads(line)["ids"] for line in whole.stdout.splitlines()]
+@a_family_of_each_kind
+def test_every_junction_joins(name: str) -> None:
+    family = golden_family(name)
     lines, expected = [], []
-    for row, row_ids in zip(rows, ids, strict=True):
+    for row in filter(has_ids, golden_rows(name)):
         for junction in row.get("junctions", []):
-            merge = junction["merge"][0]
+            if junction.get("incremental_text") is None or not junction["roles_allowed"]:
+                continue
+            prefix = family.encode(row["rendered"][: junction["prefix_chars"]])
+            stored = prefix[: junction["merge"][0]["prefix_len"]]
             messages = row["messages"][: junction["k"] + junction["appended"]]
-            stored = row_ids[: merge["prefix_len"]]
-            lines.append(
-                json.dumps(
-                    {**{k: row[k] for k in KEYS}, "messages": messages, "k": junction["k"], "checkpoint_ids": stored}
-                )
-            )
-            expected.append((junction, merge, stored))
-    done = render(checkpoint, lines, "--tito-model", "qwen3")
+            lines.append(of_row(row, messages=messages, k=junction["k"], checkpoint_ids=stored))
+            expected.append((junction, stored, family.encode(row["rendered"][: junction["prefix_chars"]])))
+    assert lines
+    done = render(checkpoint(tokenizer_name(name)), lines, "--tito-model", name)
     assert done.returncode == 0
-    for line, (junction, merge, stored) in zip(done.stdout.splitlines(), expected, strict=True):
+    for line, (junction, stored, prefix) in zip(done.stdout.splitlines(), expected, strict=True):
         answer = json.loads(line)
         assert answer["suffix_text"] == junction["incremental_text"]
         assert answer["suffix_ids"] == junction["incremental_ids"]
-        assert len(answer["ids"]) == merge["merged_len"]
         assert answer["ids"] == stored[: answer["kept"]] + answer["bridge_ids"] + answer["suffix_ids"]
+        assert answer["ids"] == prefix + answer["suffix_ids"]
 
 
 @pytest.mark.parametrize(
@@ -91,9 +101,11 @@ def test_every_junction_joins(checkpoint: Path, rows: list[Row]) -> None:
         ('{"messages": [{"role": "user", "content": "x"}], "k": 2, "checkpoint_ids": [1]}', "RequestError", "k=2"),
     ],
 )
-def test_a_bad_line_is_an_error_line_and_the_rest_goes_on(checkpoint: Path, line: str, kind: str, text: str) -> None:
+def test_a_bad_line_is_an_error_line_and_the_rest_goes_on(
+    small_checkpoint: Path, line: str, kind: str, text: str
+) -> None:
     good = '{"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": false}'
-    done = render(checkpoint, [line, good], "--tito-model", "qwen3")
+    done = render(small_checkpoint, [line, good], "--tito-model", "qwen3")
     assert done.returncode == 0
     bad, fine = map(json.loads, done.stdout.splitlines())
     assert bad["error"]["type"] == kind
@@ -101,15 +113,47 @@ def test_a_bad_line_is_an_error_line_and_the_rest_goes_on(checkpoint: Path, line
     assert fine["text"] == "<|im_start|>user\nHi<|im_end|>\n"
 
 
-def test_an_unknown_family_is_a_usage_error(checkpoint: Path) -> None:
-    done = render(checkpoint, [], "--tito-model", "qwen33")
+def test_a_role_that_cannot_be_appended_is_an_error_line() -> None:
+    messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    line = {"messages": [*messages, {"role": "system", "content": "s"}], "k": 2, "checkpoint_ids": [1]}
+    done = render(checkpoint("minimax"), [json.dumps(line)], "--tito-model", "minimax_m25")
+    assert json.loads(done.stdout)["error"] == {
+        "type": "RequestError",
+        "message": "family minimax_m25 cannot append messages of role system to a conversation; "
+        "it can append: tool, user, assistant",
+    }
+
+
+def test_a_message_that_cannot_be_appended_is_named_by_its_place_in_the_conversation(small_checkpoint: Path) -> None:
+    messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}, {"role": "user", "content": 5}]
+    line = json.dumps({"messages": messages, "k": 2, "checkpoint_ids": [1]})
+    done = render(small_checkpoint, [line], "--tito-model", "qwen3")
+    assert "messages[2].content is a number" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_long_integers_keep_their_digits(small_checkpoint: Path) -> None:
+    number = 123456789012345678901234567890
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"n": number}}}
+    parameters = {"properties": {"n": {"maximum": number + 1}}}
+    line = {
+        "messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "", "tool_calls": [call]}],
+        "tools": [{"name": "f", "parameters": parameters}],
+    }
+    done = render(small_checkpoint, [json.dumps(line)], "--tito-model", "qwen3")
+    text = json.loads(done.stdout)["text"]
+    assert f'"n": {number}' in text
+    assert f'"maximum": {number + 1}' in text
+
+
+def test_an_unknown_family_is_a_usage_error(small_checkpoint: Path) -> None:
+    done = render(small_checkpoint, [], "--tito-model", "qwen33")
     assert done.returncode == 2
     assert "did you mean qwen3?" in done.stderr
 
 
-def test_a_template_is_refused_for_a_family_that_brings_its_own(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_template_is_refused_for_a_family_that_brings_its_own(small_checkpoint: Path, tmp_path: Path) -> None:
     template = tmp_path / "own.jinja"
     template.write_text("{{ messages }}")
-    done = render(checkpoint, [], "--tito-model", "qwen3", "--chat-template-path", str(template))
+    done = render(small_checkpoint, [], "--tito-model", "qwen3", "--chat-template-path", str(template))
     assert done.returncode == 2
     assert "is only for --tito-model default" in done.stderr

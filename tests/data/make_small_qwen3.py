@@ -1,4 +1,4 @@
-"""Make `small_qwen3.json.gz`: Qwen3's tokenizer cut down to what the texts in `golden_qwen3.jsonl.gz` need.
+"""Make `small_qwen3.json.gz`: Qwen3's tokenizer cut down to what the texts in `golden/qwen3.jsonl.gz` need.
 
 Ids are Qwen3's own. Every byte token, every added token and every merge that encoding one of the texts goes
 through is kept, so that those texts encode exactly as with the whole tokenizer, and any other text still encodes.
@@ -25,7 +25,7 @@ EXTRA = "HAVING having\n\n\n The quick brown fox jumps over the lazy dog. 012345
 
 def golden_texts() -> Iterator[str]:
     """Everything that a golden row has ids for, and the pieces that are encoded alone."""
-    with gzip.open(HERE / "golden_qwen3.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(HERE / "golden" / "qwen3.jsonl.gz", "rt", encoding="utf-8") as file:
         for line in file:
             row = json.loads(line)
             yield row["rendered"]

@@ -1,4 +1,4 @@
-"""The golden vectors in `tests/data/golden`, the small tokenizers they need, and the families as installed."""
+"""The golden vectors in `tests/data/golden`, the tokenizers they were made with, and the families as installed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-
-from miles_core.tito import BoundFamily, TitoFamily, Tokenizer
+from miles_core.tito import BoundFamily, TitoFamily, Tokenizer, load_tokenizer
+from real_tokenizers import checkpoint
 
 DATA = Path(__file__).parents[1] / "data"
 GROUP = "miles.tito_families"
@@ -46,19 +45,25 @@ def tokenizer_name(name: str) -> str:
     return TOKENIZER_OF.get(family, family)
 
 
-def texts_of(row: Row) -> list[str]:
-    """Everything of a row that is ever encoded: whole texts, and pieces that are encoded alone."""
-    whole = [row[key] for key in ("rendered", "rendered_hf_tokenizer") if row.get(key)]
-    completions = [part["text"] for part in row.get("completions", []) if part.get("text")]
-    increments = [part["incremental_text"] for part in row.get("junctions", []) if part.get("incremental_text")]
-    return [*whole, *completions, *increments]
+def served(row: Row) -> str:
+    """The text that the family must give: as the checkpoint's tokenizer class serves it, where that differs."""
+    text: str = row.get("rendered_hf_tokenizer") or row["rendered"]
+    return text
+
+
+def has_ids(row: Row) -> bool:
+    """Whether the row's ids and joins belong to the text that is served."""
+    return "rendered" in row and served(row) == row["rendered"]
+
+
+def real_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer that a family's (or revision's) checkpoints have, with the real ids."""
+    return _loaded(tokenizer_name(name))
 
 
 @cache
-def small_tokenizer(name: str) -> Tokenizer:
-    """A checkpoint's tokenizer with its real ids, cut down by `tests/data/make_small_tokenizers.py`."""
-    text = gzip.decompress((DATA / "tokenizers" / f"{name}.json.gz").read_bytes()).decode("utf-8")
-    return Tokenizer(tokenizers.Tokenizer.from_str(text), source=f"small {name}")
+def _loaded(tokenizer: str) -> Tokenizer:
+    return load_tokenizer(checkpoint(tokenizer))
 
 
 def installed_family(name: str) -> TitoFamily:
@@ -75,4 +80,5 @@ def installed_family(name: str) -> TitoFamily:
 def golden_family(name: str) -> BoundFamily:
     """The family (or `family@revision`) bound to the tokenizer of its vectors."""
     family, _, revision = name.partition("@")
-    return installed_family(family).bind(small_tokenizer(tokenizer_name(name)), revision or None)
+    installed = installed_family(family)
+    return installed.bind(real_tokenizer(name), revision or installed.revisions[0].name)

@@ -74,6 +74,25 @@ def test_sampled_text_is_harmless() -> None:
     assert difference["detail"] == "same text, other tokens"
 
 
+def test_what_was_sampled_is_harmless_wherever_it_stands() -> None:
+    """As after tool results of a format that opens no turn for the assistant."""
+    at = IDS.index(encode("Hello")[0])
+    other = replaced("Hello", "Hullo")
+    size = len(other) - len(IDS) + 1
+
+    def kind(actual: list[int], *sampled: tuple[int, int]) -> list[str]:
+        return [difference["type"] for difference in compare_tokens(FAMILY, IDS, actual, sampled)]
+
+    assert kind(other, (at, at + size)) == ["assistant_text"]
+    assert kind(other, (0, 2), (at, at + size)) == ["assistant_text"]
+    assert kind(other, (at - 1, at)) == ["non_assistant_text"]
+    assert kind(other, (at + 1, at + size + 3)) == ["non_assistant_text"]
+    # what is missing behind the last sampled token was not sampled
+    missing = [*IDS[:at], *IDS[at + 1 :]]
+    assert kind(missing, (0, at)) == ["non_assistant_text"]
+    assert kind(missing, (0, at + 1)) == ["assistant_text"]
+
+
 def test_every_difference_is_listed() -> None:
     actual = encode(TEXT.replace("Hello", "Hullo").replace("Fine.", "Good.").replace("Bye", "By"))
     assert kinds(actual) == ["non_assistant_text", "assistant_text", "non_assistant_text"]

@@ -105,6 +105,21 @@ def test_any_name_may_be_a_kwarg(checkpoint: Path) -> None:
     assert bound(checkpoint, ChatTemplate("{{ documents }}", source="t")).render(TALK) == "None"
 
 
+def test_a_template_that_minds_a_made_up_turn_is_given_the_real_one(checkpoint: Path) -> None:
+    no_call = "m.role == 'tool' and not messages[loop.index0 - 1].tool_calls"
+    refusal = f"{{% if {no_call} %}}{{{{ raise_exception('no call') }}}}{{% endif %}}"
+    family = bound(
+        checkpoint, ChatTemplate(CHATML.replace("<|im_start|>{{", refusal + "<|im_start|>{{", 1), source="t")
+    )
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    result = {"role": "tool", "content": "r"}
+    suffix = family.render_suffix({"role": "assistant", "content": "", "tool_calls": [call]}, [result])
+    assert suffix == "<|im_start|>tool\nr<|im_end|>\n<|im_start|>assistant\n"
+    for made_up in (None, {"role": "assistant", "content": "b"}):
+        with pytest.raises(RenderError, match="no call"):
+            family.render_suffix(made_up, [result])
+
+
 def test_a_template_that_is_not_append_only(checkpoint: Path) -> None:
     text = "{{ messages | length }}" + CHATML
     family = bound(checkpoint, ChatTemplate(text, source="t.jinja"))

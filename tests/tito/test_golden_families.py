@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from helpers.golden import golden_family, golden_names, golden_rows, installed_family
+from helpers.golden import golden_family, golden_names, golden_rows, has_ids, installed_family, served
 from miles_core.errors import RenderError
 from miles_core.tito import BoundFamily
 
@@ -23,17 +23,6 @@ SHOWN = 3
 """How many differences a failure spells out."""
 
 every_file = pytest.mark.parametrize("name", golden_names())
-
-
-def served(row: Row) -> str:
-    """The text that the family must give: as its own tokenizer class serves it, where that differs."""
-    text: str = row.get("rendered_hf_tokenizer") or row["rendered"]
-    return text
-
-
-def has_ids(row: Row) -> bool:
-    """Whether the row's ids and joins belong to the text that is served."""
-    return "rendered" in row and served(row) == row["rendered"]
 
 
 def label(row: Row) -> str:
@@ -200,7 +189,7 @@ def test_joins(name: str) -> None:
 
 @pytest.mark.parametrize("left", ["<|im_start|>", "naïve 数 🙂 \t\n zyx"])
 @every_file
-def test_the_small_tokenizer_encodes_any_text(name: str, left: str) -> None:
+def test_the_tokenizer_encodes_any_text(name: str, left: str) -> None:
     tokenizer = golden_family(name).tokenizer
     assert tokenizer.decode(tokenizer.encode(left)) == left
 

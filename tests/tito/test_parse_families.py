@@ -1,4 +1,4 @@
-"""Every family reads what it writes: golden completions, as sampled and as history spells them, at once and by token."""
+"""Every family reads what it writes: golden completions, as sampled and as history spells them, by token or at once."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_completion_is_read_as_the_message(name: str) -> None:
             assert added == read, label(row, index)
         seen += 1
     report(faults)
-    assert seen > 40 or name == 'deepseekv4@recipe'
+    assert seen > 40 or name == "deepseekv4@recipe"
 
 
 @every_file

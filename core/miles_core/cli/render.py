@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,8 +18,12 @@ if TYPE_CHECKING:
     from miles_core.tito import BoundFamily
 
 
+_LONG_INTEGER = re.compile(rb"\d{19}")
+"""Beyond 64 bits orjson makes floats of integers; the standard library keeps them, and takes more that is not JSON."""
+
+
 @click.command("render", help="Render messages with a model family's template: JSON lines in, JSON lines out.")
-@click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family.")
+@click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family, or auto.")
 @click.option("--checkpoint", "--hf-checkpoint", required=True, metavar="DIR|ID", help="The tokenizer.")
 @click.option("--chat-template-path", default=None, metavar="FILE", help="A chat template; only for family default.")
 @click.argument("file", type=click.File("rb"), default="-")
@@ -54,7 +60,9 @@ def render_line(family: BoundFamily, line: bytes) -> dict[str, Any]:
 def _read(line: bytes) -> dict[str, Any]:
     try:
         row = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+        if _LONG_INTEGER.search(line):
+            row = json.loads(line)
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the line is not valid JSON in valid Unicode: {error}") from error
     if not isinstance(row, dict):
         raise RequestError(f"the line is a JSON {type(row).__name__}, expected an object with messages")
@@ -74,6 +82,8 @@ def _render(family: BoundFamily, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _join(family: BoundFamily, row: dict[str, Any]) -> dict[str, Any]:
+    from miles_core.tito import normalise_messages
+
     messages, k, ids = row["messages"], row.get("k"), row.get("checkpoint_ids")
     if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= len(messages):
         raise RequestError(f"k={k!r}: expected how many of the {len(messages)} messages are stored")
@@ -81,7 +91,9 @@ def _join(family: BoundFamily, row: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
         raise RequestError(f"checkpoint_ids must be a list of token ids below {size}")
     kwargs = family.merge_kwargs(row.get("chat_template_kwargs"))
-    suffix_text = family.render_suffix(messages[k - 1], messages[k:], row.get("tools"), kwargs)
+    appended = normalise_messages(messages[k:], family.family.content_format, first=k)
+    family.require_appendable(appended)
+    suffix_text = family.render_suffix(messages[k - 1], appended, row.get("tools"), kwargs)
     suffix = family.encode(suffix_text)
     kept, bridge = family.join(ids, suffix)
     if not 0 <= kept <= len(ids):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from miles_core.errors import InvariantError, MilesError, RequestError
 from miles_core.tito.arguments import ToolSchemas
 from miles_core.tito.parse import StreamParser, TaggedParser
-from miles_core.tito.render import Renderer, normalise_messages, normalise_tools
+from miles_core.tito.render import ChatTemplate, Renderer, normalise_messages, normalise_tools, shown, written
 from miles_core.tito.stream import TextStream
 from miles_core.tito.tokenizer import Tokenizer
-from miles_core.types import Message
+from miles_core.types import Message, Tool
 
 if TYPE_CHECKING:
     from miles_core.tito.family import Revision, TitoFamily
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 _DUMMY_CONTENT = "·miles·"
 _OPENED_WITHIN = 8
 """How near its end a prompt that leaves the reasoning open has the opening tag, in tokens."""
+_PLAIN = frozenset({str, bool, int, type(None)})
+_PREFIXES = 64
+"""For how many different template kwargs the text of the dummy turn is remembered."""
 _DUMMY_TURN: tuple[Message, ...] = (
     {"role": "user", "content": "u"},
     {"role": "assistant", "content": _DUMMY_CONTENT},
@@ -40,6 +43,8 @@ class BoundFamily:
         self.template = template
         self.fixed_kwargs: dict[str, Any] = {**family.fixed_kwargs, **revision.fixed_kwargs}
         needed = f"family {family.name}"
+        self._prefixes: dict[tuple[tuple[str, type, Any], ...], str] = {}
+        """What the template writes of the dummy turn, by kwargs; a function of them and of what never changes."""
         self.turn_end_ids = self._turn_end()
         stops = family.stop_tokens
         self.stop_ids: tuple[int, ...] = (
@@ -79,8 +84,8 @@ class BoundFamily:
         for key, fixed in self.fixed_kwargs.items():
             if key in merged and merged[key] != fixed:
                 raise RequestError(
-                    f"chat_template_kwargs.{key}={merged[key]!r} is in conflict with family {self.name}, which fixes "
-                    f"{key}={fixed!r} so that turns stay append-only"
+                    f"chat_template_kwargs.{key}={shown(merged[key])} is in conflict with family {self.name}, which "
+                    f"fixes {key}={fixed!r} so that turns stay append-only"
                 )
         return merged
 
@@ -98,7 +103,8 @@ class BoundFamily:
         add_generation_prompt: bool = True,
     ) -> str:
         """The text of a whole conversation. Raises RenderError (400) for input the format cannot carry."""
-        return self.template.render(
+        return written(
+            self.template,
             normalise_messages(messages, self.family.content_format),
             normalise_tools(tools),
             self.effective_kwargs(kwargs),
@@ -115,19 +121,44 @@ class BoundFamily:
         """The text that `appended` and the next generation prompt add after a generated turn.
 
         Independent of the history: rendered behind a short context, whose text is then cut off. That is a dummy
-        turn, or `last_turn` (the generation before the appended messages) where the template looks at it. Raises
-        InvariantError if the template rewrites the context, that is, if it is not append-only.
+        turn, or `last_turn` (the generation before the appended messages) where the template looks at it, or, best
+        effort, where it takes no other. Raises InvariantError if the template rewrites the context, that is, if it is
+        not append-only.
         """
-        context = self._context(last_turn)
+        ready = normalise_messages(appended, self.family.content_format)
         seen = normalise_tools(tools) if self.family.suffix_needs_tools else None
         effective = self.effective_kwargs(kwargs)
-        whole = self.template.render(
-            [*context, *normalise_messages(appended, self.family.content_format)],
-            seen,
-            effective,
-            add_generation_prompt=True,
-        )
-        prefix = self.template.render(context, seen, effective, add_generation_prompt=False)
+        if last_turn is None:
+            return self._suffix(list(_DUMMY_TURN), ready, seen, effective)
+        if not self.family.suffix_needs_last_turn:
+            try:
+                return self._suffix(list(_DUMMY_TURN), ready, seen, effective)
+            except MilesError:
+                if not self.family.best_effort:
+                    raise
+        context = [_DUMMY_TURN[0], *normalise_messages([last_turn], self.family.content_format)]
+        return self._suffix(context, ready, seen, effective)
+
+    def require_appendable(self, messages: Sequence[Message]) -> None:
+        """Raises RequestError (400) naming the roles of `messages` that the format cannot append."""
+        allowed = self.family.allowed_append_roles
+        refused = sorted({message["role"] for message in messages} - set(allowed))
+        if refused:
+            raise RequestError(
+                f"family {self.name} cannot append messages of role {', '.join(refused)} to a conversation; "
+                f"it can append: {', '.join(allowed)}"
+            )
+
+    def _suffix(
+        self,
+        context: list[Message],
+        appended: list[Message],
+        tools: list[Tool] | None,
+        kwargs: Mapping[str, Any],
+    ) -> str:
+        """What the template adds to `context`."""
+        whole = written(self.template, [*context, *appended], tools, kwargs, add_generation_prompt=True)
+        prefix = self._prefix(context, tools, kwargs)
         if not whole.startswith(prefix):
             raise InvariantError(
                 f"the template {self.template.source} is not append-only: adding "
@@ -135,11 +166,19 @@ class BoundFamily:
             )
         return whole[len(prefix) :]
 
-    def _context(self, last_turn: Message | None) -> list[Message]:
-        """What appended messages are rendered behind."""
-        if last_turn is None or not self.family.suffix_needs_last_turn:
-            return list(_DUMMY_TURN)
-        return [_DUMMY_TURN[0], *normalise_messages([last_turn], self.family.content_format)]
+    def _prefix(self, context: list[Message], tools: list[Tool] | None, kwargs: Mapping[str, Any]) -> str:
+        """What the template writes of `context`: for the dummy turn it is the same in every turn of equal kwargs."""
+        again = context[-1] is _DUMMY_TURN[-1] and not tools and all(type(v) in _PLAIN for v in kwargs.values())
+        if not (again and isinstance(self.template, ChatTemplate) and self.template.timeless):
+            return written(self.template, context, tools, kwargs, add_generation_prompt=False)
+        key = tuple((name, type(value), value) for name, value in kwargs.items())
+        found = self._prefixes.get(key)
+        if found is None:
+            found = written(self.template, context, None, kwargs, add_generation_prompt=False)
+            if len(self._prefixes) >= _PREFIXES:
+                self._prefixes.clear()
+            self._prefixes[key] = found
+        return found
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text; nothing is added."""
@@ -220,6 +259,11 @@ class BoundFamily:
         """What of a generation this family tells from content: `reasoning`, `calls`."""
         found = {"reasoning": self.parse_facts.reasoning, "calls": self.parse_facts.calls}
         return frozenset(what for what, fact in found.items() if fact is not None)
+
+    @property
+    def reasoning_end(self) -> str | None:
+        """The token that ends reasoning, by its text."""
+        return self.parse_facts.reasoning[1] if self.parse_facts.reasoning else None
 
     @cached_property
     def hidden_ids(self) -> frozenset[int]:

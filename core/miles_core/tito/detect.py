@@ -6,19 +6,25 @@ writes the probe conversations. The checkpoint's name and path do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from miles_core.errors import MilesError
+from miles_core.tito.bound import BoundFamily
 from miles_core.tito.checkpoint import Checkpoint
 from miles_core.tito.choose import Choice, rank_revisions
+from miles_core.tito.drift import Drift, ProbeDrift, find_drift
+from miles_core.tito.drift import line as describe_probe
 from miles_core.tito.family import Revision, TitoFamily
 from miles_core.tito.probes import ProbeResult, first_difference
 
 
 class Confidence(StrEnum):
-    """How sure a family is; `certain` and `likely` are good enough to be taken where no other is as sure."""
+    """How sure a family is; `certain` and `likely` are good enough to be taken where no other is as sure.
+
+    The config and the template both say so, one of them does, one does and the other speaks against it, or neither.
+    """
 
     CERTAIN = "certain"
     LIKELY = "likely"
@@ -26,8 +32,18 @@ class Confidence(StrEnum):
     NONE = "none"
 
 
+class Verified(StrEnum):
+    """What was seen to agree: this checkpoint's own template, only other data of the family's, or nothing."""
+
+    CHECKPOINT = "checkpoint"
+    FAMILY = "family"
+    NO = "no"
+
+
 _ORDER = tuple(Confidence)
 _ENOUGH = (Confidence.CERTAIN, Confidence.LIKELY)
+_EDITED = 0.8
+"""From this closeness on a template is the family's with a change, even where the config says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,21 +51,29 @@ class Agreement:
     """How far a family and the checkpoint's own template write the probes alike.
 
     `first` are first turns, `settled` later turns that every template of the format writes alike, `kept` later turns
-    in which templates may drop earlier reasoning and families keep it.
+    in which templates may drop earlier reasoning and families keep it. `drift` are the probes that differ although
+    they must not: another format, or a template that was changed. `known` are differences that the family declares.
     """
 
     first: tuple[ProbeResult, ...] = ()
     settled: tuple[ProbeResult, ...] = ()
     kept: tuple[ProbeResult, ...] = ()
+    drift: tuple[ProbeDrift, ...] = ()
+    known: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, results: Sequence[ProbeResult]) -> Agreement:
-        """The results by kind of probe."""
-        return cls(
-            first=tuple(r for r in results if r.first_turn),
-            settled=tuple(r for r in results if not r.first_turn and not r.probe.rewritten),
-            kept=tuple(r for r in results if not r.first_turn and r.probe.rewritten),
-        )
+    def of(cls, results: Sequence[ProbeResult], found: Drift | None) -> Agreement:
+        """The results by kind of probe, with what was `found` of drift if the family could be bound."""
+        first = tuple(r for r in results if r.first_turn)
+        settled = tuple(r for r in results if not r.first_turn and not r.probe.rewritten)
+        known = found.declared if found else {}
+        passed = {*known, *(found.agreed if found else ())}
+        drift = {d.probe: d for d in (found.differences if found else ())}
+        for result in (*first, *settled):
+            if not result.agrees and result.name not in passed:
+                drift.setdefault(result.name, _drift_of(result))
+        kept = tuple(r for r in results if not r.first_turn and r.probe.rewritten)
+        return cls(first=first, settled=settled, kept=kept, drift=tuple(drift.values()), known=known)
 
     @property
     def compared(self) -> bool:
@@ -57,20 +81,27 @@ class Agreement:
         return bool(self.first)
 
     @property
-    def drift(self) -> tuple[ProbeResult, ...]:
-        """The probes that differ although they must not: the format, or a template that was changed."""
-        return tuple(r for r in (*self.first, *self.settled) if not r.agrees and r not in self.by_default)
+    def closeness(self) -> float:
+        """How much of the first turns is the same text at start and end, from 0 to 1; tells an edit from a format."""
+        shares = [_share(r.expected, r.actual) for r in self.first]
+        return sum(shares) / len(shares) if shares else 0.0
 
-    @property
-    def by_default(self) -> tuple[ProbeResult, ...]:
-        """First turns that say nothing of thinking and differ, while those that say it agree: another default."""
-        plain = tuple(r for r in self.first if not r.probe.kwargs and not r.agrees)
-        return plain if all(r.agrees for r in self.first if r.probe.kwargs) else ()
 
-    @property
-    def mostly(self) -> bool:
-        """Whether more than half of the first turns agree."""
-        return 2 * count(self.first) > len(self.first)
+def _drift_of(result: ProbeResult) -> ProbeDrift:
+    difference = None
+    if result.expected is not None and result.actual is not None:
+        difference = first_difference(result.expected, result.actual)
+    return ProbeDrift(probe=result.name, difference=difference, error=result.error)
+
+
+def _share(one: str | None, other: str | None) -> float:
+    """The common start and end of two texts, as a share of the longer one."""
+    if one is None or other is None:
+        return float(one is other)
+    shorter = min(len(one), len(other))
+    start = next((n for n in range(shorter) if one[n] != other[n]), shorter)
+    end = next((n for n in range(shorter - start) if one[-1 - n] != other[-1 - n]), shorter - start)
+    return (start + end) / max(len(one), len(other), 1)
 
 
 def count(results: Iterable[ProbeResult]) -> int:
@@ -82,8 +113,8 @@ def count(results: Iterable[ProbeResult]) -> int:
 class Candidate:
     """A family, judged: `selector` chooses it, `reasons` say what speaks for and against it.
 
-    `verified` is whether the checkpoint's own template was seen to agree; `verification` says so in words.
-    `missing` are tokens that the family names and the tokenizer lacks.
+    `declared` is whether the family declares the checkpoint's `model_type`. `missing` are those of the `tokens` tokens
+    it names that the tokenizer lacks.
     """
 
     selector: str
@@ -95,8 +126,23 @@ class Candidate:
     missing: tuple[str, ...]
     tokens: int
     agreement: Agreement
-    verified: bool
-    verification: str
+    verified: Verified
+
+    @property
+    def brief(self) -> str:
+        """How sure, and the three things that count, in a line."""
+        facts = [
+            f"model_type {'fits' if self.declared else 'does not tell'}",
+            f"{len(self.missing)} of {self.tokens} tokens are missing" if self.missing else "its tokens are there",
+        ]
+        if self.agreement.compared:
+            first, settled = self.agreement.first, self.agreement.settled
+            facts.append(
+                f"{count(first)} of {len(first)} first turns and {count(settled)} of {len(settled)} calls agree"
+            )
+        else:
+            facts.append("no template to compare with")
+        return f"{self.confidence}: {', '.join(facts)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,15 +185,14 @@ def detect(
         except Exception as error:  # facts and encoders of somebody else's may raise anything
             broken.append(Skipped(selector=selector, reason=f"failed: {type(error).__name__}: {error}"))
     ranked = tuple(sorted(candidates, key=_rank))
-    return Detection(
-        candidates=ranked, chosen=_chosen(ranked), fallbacks=tuple(fallbacks), skipped=tuple(broken)
-    )
+    return Detection(candidates=ranked, chosen=_chosen(ranked), fallbacks=tuple(fallbacks), skipped=tuple(broken))
 
 
 def _rank(candidate: Candidate) -> tuple[object, ...]:
     agreement = candidate.agreement
     counts = [-count(part) for part in (agreement.first, agreement.settled, agreement.kept)]
-    return (_ORDER.index(candidate.confidence), *counts, not candidate.declared, candidate.selector)
+    order = _ORDER.index(candidate.confidence)
+    return (order, *counts, -agreement.closeness, not candidate.declared, candidate.selector)
 
 
 def _chosen(ranked: Sequence[Candidate]) -> Candidate | None:
@@ -162,9 +207,10 @@ def _judge(checkpoint: Checkpoint, selector: str, family: TitoFamily) -> Candida
     choice = rank_revisions(family, checkpoint.config, checkpoint.template)
     named = named_tokens(family, choice.revision)
     missing = tuple(text for text in named if checkpoint.tokenizer.token_to_id(text) is None)
-    unbound = None if missing else _unbound(checkpoint, family, choice.revision)
+    bound, unbound = (None, None) if missing else _bound(checkpoint, family, choice.revision)
     declared = _declares(checkpoint, choice.revision)
-    agreement = Agreement.of(choice.results)
+    drift = find_drift(bound, checkpoint.template) if bound and checkpoint.template else None
+    agreement = Agreement.of(choice.results, drift)
     confidence = _confidence(checkpoint, choice.revision, agreement, declared=declared)
     if missing or unbound:
         confidence = Confidence.NONE
@@ -175,12 +221,12 @@ def _judge(checkpoint: Checkpoint, selector: str, family: TitoFamily) -> Candida
         *_template_reasons(checkpoint, choice.revision, agreement),
         *([checkpoint.not_chat] if checkpoint.not_chat else []),
         *_revision_reasons(family, choice),
+        f"the family was checked against {choice.revision.verified or 'nothing that it names'}",
     ]
-    verified, verification = _verification(choice.revision, agreement)
     return Candidate(
         selector=selector, family=family, revision=choice.revision, confidence=confidence, reasons=tuple(reasons),
         declared=declared, missing=missing, tokens=len(named), agreement=agreement,
-        verified=verified and not missing and not unbound, verification=verification,
+        verified=_verified(choice.revision, agreement, confidence),
     )  # fmt: skip
 
 
@@ -193,14 +239,14 @@ def named_tokens(family: TitoFamily, revision: Revision) -> tuple[str, ...]:
     return tuple(dict.fromkeys(text for group in groups for text in group))
 
 
-def _unbound(checkpoint: Checkpoint, family: TitoFamily, revision: Revision) -> str | None:
-    """Why the family cannot be used with the tokenizer at all, if so."""
+def _bound(checkpoint: Checkpoint, family: TitoFamily, revision: Revision) -> tuple[BoundFamily | None, str | None]:
+    """The family on the checkpoint's tokenizer, or why it cannot be used with it at all."""
     try:
         bound = family.bind(checkpoint.tokenizer, revision.name)
         _ = bound.boundary_ids
     except MilesError as error:
-        return error.message
-    return None
+        return None, error.message
+    return bound, None
 
 
 def _declares(checkpoint: Checkpoint, revision: Revision) -> bool:
@@ -214,16 +260,12 @@ def _declares(checkpoint: Checkpoint, revision: Revision) -> bool:
     return plain[0] in plain[1:]
 
 
-def _confidence(
-    checkpoint: Checkpoint, revision: Revision, agreement: Agreement, *, declared: bool
-) -> Confidence:
+def _confidence(checkpoint: Checkpoint, revision: Revision, agreement: Agreement, *, declared: bool) -> Confidence:
     if agreement.compared:
         confidence = _by_template(agreement, declared=declared)
     elif not declared:
         confidence = Confidence.NONE
-    elif checkpoint.template is None and not revision.may_lack_template:
-        confidence = Confidence.POSSIBLE
-    elif checkpoint.template_error:
+    elif (checkpoint.template is None and not revision.may_lack_template) or checkpoint.template_error:
         confidence = Confidence.POSSIBLE
     else:  # a family without a template to compare with, or a checkpoint that need not have one
         confidence = Confidence.LIKELY
@@ -234,10 +276,16 @@ def _confidence(
 
 def _by_template(agreement: Agreement, *, declared: bool) -> Confidence:
     if agreement.drift:
-        return Confidence.POSSIBLE if declared or agreement.mostly else Confidence.NONE
-    if agreement.by_default:
-        return Confidence.LIKELY if declared else Confidence.POSSIBLE
+        return Confidence.POSSIBLE if declared or agreement.closeness >= _EDITED else Confidence.NONE
     return Confidence.CERTAIN if declared else Confidence.LIKELY
+
+
+def _verified(revision: Revision, agreement: Agreement, confidence: Confidence) -> Verified:
+    if confidence is Confidence.NONE or agreement.drift:
+        return Verified.NO
+    if agreement.compared:
+        return Verified.CHECKPOINT
+    return Verified.FAMILY if revision.verified else Verified.NO
 
 
 # -- in words ------------------------------------------------------------------------------------------------
@@ -271,25 +319,14 @@ def _template_reasons(checkpoint: Checkpoint, revision: Revision, agreement: Agr
         f"{count(agreement.first)} of {len(agreement.first)} first turns and {count(later)} of {len(later)} later ones "
         "are written as the checkpoint's own template writes them"
     ]
+    if count(later) < len(later) and not agreement.drift:
+        reasons.append("on the other later turns it only leaves out earlier reasoning, which the family keeps")
     if agreement.drift:
-        what = "the template has drifted from the family's" if agreement.mostly else "another format, it seems"
-        reasons.append(f"{what}: {told(agreement.drift[0])}")
-    if agreement.by_default:
-        reasons.append(
-            "the template's default for thinking is not the family's; the family's is used, so say "
-            f"what you want in chat_template_kwargs: {told(agreement.by_default[0])}"
-        )
+        close = agreement.closeness >= _EDITED
+        what = "the template has drifted from the family's" if close else "the template is another format, it seems"
+        reasons.append(f"{what}: {describe_probe(agreement.drift[0])}")
+    reasons += [f"probe {name} differs, as the family says: {why}" for name, why in agreement.known.items()]
     return reasons
-
-
-def told(result: ProbeResult) -> str:
-    """Where a family and a template part on a probe, in words."""
-    if result.expected is None or result.actual is None:
-        return f"probe {result.name}: {result.error}"
-    difference = first_difference(result.expected, result.actual)
-    if difference is None:
-        return f"probe {result.name} agrees"
-    return f"probe {result.name}: family {difference.expected!r}, template {difference.actual!r}"
 
 
 def _revision_reasons(family: TitoFamily, choice: Choice) -> list[str]:
@@ -298,14 +335,3 @@ def _revision_reasons(family: TitoFamily, choice: Choice) -> list[str]:
     if choice.clear:
         return [f"revision {choice.revision.name}, {choice.how}"]
     return [f"the checkpoint does not tell the revision; {choice.revision.name} is the default"]
-
-
-def _verification(revision: Revision, agreement: Agreement) -> tuple[bool, str]:
-    """Whether this checkpoint was seen to agree, and what the family as such was checked against."""
-    against = revision.verified or "nothing that its author names"
-    if not agreement.compared:
-        return False, f"not for this checkpoint, which has no template to compare with; the family against {against}"
-    if agreement.drift or agreement.by_default:
-        return False, f"not for this checkpoint, whose template differs; the family against {against}"
-    seen = len(agreement.first) + len(agreement.settled)
-    return True, f"by this checkpoint's own template on {seen} probes; the family against {against}"

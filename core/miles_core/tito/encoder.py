@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import tokenizers
 
+from miles_core.tito.literals import Literals
 from miles_core.tito.probe_corpus import probe_texts
 
 GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -32,6 +34,13 @@ def _alphabet() -> dict[int, str]:
 _NEVER_TEXT = (0xFF, 0xFE, 0xFD, 0xFC, 0xFB, 0xFA, 0xF9, 0xF8, 0xF7, 0xF6, 0xF5, 0xC0, 0xC1)
 """Bytes that UTF-8 does not use."""
 
+_NO_TEXT = {"\0<miles: not a text>\0": 2**32 - 1}
+"""tiktoken gives ids as an array only where it is told of special tokens; none is ever allowed."""
+
+WINDOW = 2**14
+"""How many characters or ids are handled at once where Python keeps the interpreter to itself: other threads, which
+answer other sessions, wait for less than a millisecond."""
+
 LETTERS = _alphabet()
 BYTES = {ord(letter): byte for byte, letter in LETTERS.items()}
 
@@ -43,8 +52,8 @@ class UnsupportedError(Exception):
 class FastEncoder:
     """Encodes and decodes like the tokenizer it was built from. Immutable and safe to share between threads.
 
-    Encoding lets other threads run. `whole` loads the original, for the texts that only it can take: those with
-    characters that this Python's Unicode does not know, where the tokenizer normalises.
+    However long the text, encoding lets other threads run. `whole` loads the original, for the texts that only it can
+    take: those with characters that this Python's Unicode does not know, where the tokenizer normalises.
     """
 
     def __init__(self, original: tokenizers.Tokenizer, whole: Callable[[], tokenizers.Tokenizer]) -> None:
@@ -57,19 +66,21 @@ class FastEncoder:
         self._normalise = _normalises(original)
         decoder = original.get_added_tokens_decoder()
         self.added = {token.content: number for number, token in decoder.items()}
+        self._spelling = {number: text for text, number in self.added.items()}
         self.special_ids = frozenset(number for number, token in decoder.items() if token.special)
         self.size: int = original.get_vocab_size(with_added_tokens=True)
         if any(token.lstrip or token.rstrip or token.single_word for token in decoder.values()):
             raise UnsupportedError("an added token takes white space with it")
         raw = [token.content for token in decoder.values() if not token.normalized]
-        self._cuts = (_longest_first(raw), _longest_first(set(self.added) - set(raw)))
+        self._cuts = (Literals(raw), Literals(set(self.added) - set(raw)))
         *early, last = _patterns(original)
         self._early = [regex.compile(pattern) for pattern in early]
         ranks, pattern = _ranks(original, self.added), _total(last)
-        self._core = CoreBPE(ranks, {}, pattern)
+        self._core = CoreBPE(ranks, _NO_TEXT, pattern)
         self._never = {} if original.model.ignore_merges else self._unreachable(ranks)
         if self._never:
-            self._core = CoreBPE({word: rank for word, rank in ranks.items() if word not in self._never}, {}, pattern)
+            reachable = {word: rank for word, rank in ranks.items() if word not in self._never}
+            self._core = CoreBPE(reachable, _NO_TEXT, pattern)
         self._spelled = {number: word for word, number in self._never.items()}
         self._spelled.update((number, _bytes_of(text)) for text, number in self.added.items())
 
@@ -109,67 +120,96 @@ class FastEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`. Raises UnicodeEncodeError on lone surrogates."""
+        return self.encode_array(text).tolist()
+
+    def encode_array(self, text: str) -> array[int]:
+        """Ids of `text` as int32. Raises UnicodeEncodeError on lone surrogates."""
         if not text.isascii():
             text.encode("utf-8")
             if self._normalise and _unknown(text):
                 if self._original is None:
                     self._original = self._whole()
-                ids: list[int] = self._original.encode_batch_fast([text], add_special_tokens=False)[0].ids
-                return ids
-        return self._cut(text, 0)
-
-    def _cut(self, text: str, stage: int) -> list[int]:
-        """Ids of text, cut at the added tokens first: those that ignore normalisation, then the others."""
-        if stage == len(self._cuts):
-            return self._words(text, 0)
-        pattern = self._cuts[stage]
-        ids: list[int] = []
-        at = 0
-        for token in pattern.finditer(text) if pattern is not None else ():
-            if token.start() > at:
-                ids += self._piece(text[at : token.start()], stage)
-            ids.append(self.added[token[0]])
-            at = token.end()
-        if at == 0:
-            return self._piece(text, stage)
-        if at < len(text):
-            ids += self._piece(text[at:], stage)
+                return array("i", self._original.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+        ids = array("i")
+        for part in self._parts(text, 0):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                self._words(part, 0, ids)
         return ids
 
-    def _piece(self, text: str, stage: int) -> list[int]:
-        if stage == 0 and self._normalise and not text.isascii():
-            text = unicodedata.normalize("NFC", text)
-        return self._cut(text, stage + 1)
+    def cut(self, text: str, at: frozenset[int]) -> list[tuple[int | None, str]] | None:
+        """The text cut at the added tokens `at`: each with the text behind it, the first text with None.
 
-    def _words(self, text: str, step: int) -> list[int]:
-        """Ids of text without added tokens; all steps of cutting but the last are taken here."""
-        if step == len(self._early):
-            found: list[int] = self._core.encode_ordinary(text)
-            return found
-        ids: list[int] = []
+        The parts are tokenized apart from each other, wherever the text is. None for text that only the original takes.
+        """
+        if not text.isascii() and self._normalise and _unknown(text):
+            return None
+        found: list[tuple[int | None, str]] = []
+        token: int | None = None
+        behind: list[str] = []
+        for part in self._parts(text, 0):
+            if isinstance(part, str):
+                behind.append(part)
+            elif part in at:
+                found.append((token, "".join(behind)))
+                token, behind = part, []
+            else:
+                behind.append(self._spelling[part])
+        found.append((token, "".join(behind)))
+        return found
+
+    def _parts(self, text: str, stage: int) -> Iterator[int | str]:
+        """Added tokens and the text between them: first those that ignore normalisation, then the others."""
+        if stage == len(self._cuts):
+            yield text
+            return
         at = 0
-        for cut in self._early[step].finditer(text):
+        for token in self._cuts[stage].find(text):
+            if token.start() > at:
+                yield from self._between(text[at : token.start()], stage)
+            yield self.added[token[0]]
+            at = token.end()
+        if at < len(text):
+            yield from self._between(text[at:], stage)
+
+    def _between(self, text: str, stage: int) -> Iterator[int | str]:
+        if stage == 0 and self._normalise and not text.isascii():
+            text = composed(text)
+        return self._parts(text, stage + 1)
+
+    def _words(self, text: str, step: int, ids: array[int]) -> None:
+        """Append the ids of text without added tokens; all steps of cutting but the last are taken here."""
+        if step == len(self._early):
+            ids.frombytes(bytes(self._core.encode_to_tiktoken_buffer(text, set())))
+            return
+        at = 0
+        for cut in self._early[step].finditer(text, concurrent=len(text) > WINDOW):
             if cut.start() > at:
-                ids += self._words(text[at : cut.start()], step + 1)
-            ids += self._words(cut[0], step + 1)
+                self._words(text[at : cut.start()], step + 1, ids)
+            self._words(cut[0], step + 1, ids)
             at = cut.end()
         if at < len(text):
-            ids += self._words(text[at:], step + 1)
-        return ids
+            self._words(text[at:], step + 1, ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; unknown ids are skipped."""
+        ids = list(ids)
+        if len(ids) < WINDOW and self._spelled.keys().isdisjoint(ids):
+            return self._run_bytes(ids).decode("utf-8", "replace")
         out: list[bytes] = []
         run: list[int] = []
         for number in ids:
             known = self._spelled.get(number)
             if known is None:
                 run.append(number)
-                continue
+                if len(run) < WINDOW:
+                    continue
             if run:
                 out.append(self._run_bytes(run))
                 run = []
-            out.append(known)
+            if known is not None:
+                out.append(known)
         if run:
             out.append(self._run_bytes(run))
         return b"".join(out).decode("utf-8", "replace")
@@ -204,20 +244,35 @@ class FastEncoder:
 
     def id_to_token(self, number: int) -> str | None:
         """The token's spelling in the vocabulary."""
-        added = next((text for text, known in self.added.items() if known == number), None)
-        if added is not None:
-            return added
+        if number in self._spelling:
+            return self._spelling[number]
         found = self.token_bytes(number)
         return None if found is None else "".join(LETTERS[byte] for byte in found)
 
+
+_CUT_BEFORE = re.compile("[\x00-\x7f\u3041-\u3096\u30a1-\u30fa\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3]")
+"""Characters that no normal form joins with what is before them: ASCII, kana, Han, Hangul syllables."""
+
+
 def _unknown(text: str) -> bool:
     """Whether a character is not assigned in this Python's Unicode, so that its normal form is not known."""
-    return any(unicodedata.category(letter) == "Cn" for letter in set(text))
+    for at in range(0, len(text), WINDOW):
+        part = text[at : at + WINDOW]
+        if not part.isascii() and any(unicodedata.category(letter) == "Cn" for letter in set(part)):
+            return True
+    return False
 
 
-def _longest_first(texts: Iterable[str]) -> re.Pattern[str] | None:
-    ordered = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+def composed(text: str, *, window: int = WINDOW) -> str:
+    """The text in NFC. Long text is taken in parts that do not touch each other's form."""
+    parts = []
+    at = 0
+    while at < len(text):
+        cut = _CUT_BEFORE.search(text, at + window)
+        end = cut.start() if cut else len(text)
+        parts.append(unicodedata.normalize("NFC", text[at:end]))
+        at = end
+    return "".join(parts)
 
 
 def _bytes_of(added: str) -> bytes:

@@ -29,6 +29,10 @@ NotWritten = Literal["call_ids", "call_names", "text_arguments", "argument_types
 are not an object; whether a value is a string, where no tool schema says so; white space around reasoning and content;
 how content is cut into parts."""
 
+Otherwise = Literal["no_reasoning", "empty"]
+"""Turns that history may write otherwise than a model samples them: without reasoning, behind a prompt that has opened
+or closed the block; with nothing said at all."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Revision:
@@ -67,9 +71,11 @@ class TitoFamily:
     `suffix_needs_tools` says that the template writes tools after the first turn, `suffix_needs_last_turn` that
     what it writes for appended messages depends on the generation before them (the order or names of its calls).
     `boundary_tokens` bound the self-check's segments beside the special tokens, `inner_tokens` are special tokens
-    that do not. `not_written` names what of a message the format loses (see `inverse.py`). `template_variables`
+    that do not. `not_written` names what of a message the format loses (see `inverse.py`), `sampled_otherwise` turns
+    that history does not write as they were sampled (the session keeps what was sampled). `template_variables`
     gives what the checkpoint's tokenizer class hands to its template, from the tools, beside the usual: it is needed
-    to compare with that template. `bound_class` is for a quirk that facts cannot say.
+    to compare with that template. `template_differs` names probes (see `probes.py`) on which the checkpoints' template
+    may write something else, each with the reason. `bound_class` is for a quirk that facts cannot say.
     """
 
     name: str
@@ -94,9 +100,11 @@ class TitoFamily:
     boundary_tokens: tuple[str, ...] = ()
     inner_tokens: tuple[str, ...] = ()
     not_written: frozenset[NotWritten] = frozenset({"call_ids", "text_arguments"})
+    sampled_otherwise: frozenset[Otherwise] = frozenset()
     suffix_needs_tools: bool = False
     suffix_needs_last_turn: bool = False
     template_variables: Callable[[Sequence[Tool]], Mapping[str, Any]] | None = None
+    template_differs: Mapping[str, str] = field(default_factory=dict)
     bound_class: type[BoundFamily] | None = None
     best_effort: bool = False
 
@@ -161,4 +169,4 @@ class TitoFamily:
         if revision.encoder is not None or revision.template is None:
             return revision.encoder
         text = resources.files(self.package).joinpath(revision.template).read_text(encoding="utf-8")
-        return ChatTemplate(text, source=f"{self.package}/{revision.template}")
+        return ChatTemplate(text, source=f"{self.package}/{revision.template}", trusted=True)

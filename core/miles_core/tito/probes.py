@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from miles_core.errors import MilesError
@@ -216,6 +215,7 @@ def first_difference(expected: str, actual: str, *, before: int = 20, after: int
     """The first place where two texts differ, with some context; None if they are equal."""
     if expected == actual:
         return None
-    index = len(commonprefix([expected, actual]))
+    pairs = zip(expected, actual, strict=False)
+    index = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(actual)))
     start = max(0, index - before)
     return Difference(index, expected[start : index + after], actual[start : index + after])

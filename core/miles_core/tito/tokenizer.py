@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,6 +38,14 @@ class Encoder(Protocol):
         """Ids of text; nothing is added. Raises UnicodeEncodeError or TypeError for text that is not Unicode."""
         ...
 
+    def encode_array(self, text: str) -> array[int]:
+        """The same as int32."""
+        ...
+
+    def cut(self, text: str, at: frozenset[int]) -> list[tuple[int | None, str]] | None:
+        """The text cut at the added tokens `at`, each with the text behind it; None if it cannot be told."""
+        ...
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; unknown ids are skipped."""
         ...
@@ -64,6 +73,14 @@ class WholeEncoder:
         """Ids of text. Without offsets, and as a batch: that is faster, and lets other threads run."""
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
+
+    def encode_array(self, text: str) -> array[int]:
+        """Ids of text as int32."""
+        return array("i", self.encode(text))
+
+    def cut(self, text: str, at: frozenset[int]) -> list[tuple[int | None, str]] | None:
+        """Never told: a tokenizer's added tokens may take what is around them."""
+        return None
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, special tokens spelled out."""
@@ -101,11 +118,20 @@ class Tokenizer:
         """The id of the token spelled so, or None if the vocabulary has none."""
         self.id_to_token = self._encoder.id_to_token
         """The token's spelling in the vocabulary (byte-level alphabets are not decoded), or None."""
+        self.cut = self._encoder.cut
+        """Text cut at added tokens, into parts tokenized apart from each other; None if that cannot be told."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; spelled-out control tokens become those tokens. Raises RenderError on lone surrogates."""
         try:
             return self._encoder.encode(text)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise RenderError(f"the text to tokenize is not valid Unicode: {error}") from error
+
+    def encode_array(self, text: str) -> array[int]:
+        """The same as int32, which a prompt of any length is built from without a Python object for each id."""
+        try:
+            return self._encoder.encode_array(text)
         except (UnicodeEncodeError, TypeError) as error:
             raise RenderError(f"the text to tokenize is not valid Unicode: {error}") from error
 

@@ -53,11 +53,14 @@ def dsml_calls(block: str) -> ElementCalls:
     return ElementCalls(
         opener=f"<｜DSML｜{block}>",
         closer=f"</｜DSML｜{block}>",
-        call_end="</｜DSML｜invoke>",
+        call_start="<｜DSML｜invoke ",
+        call_ends=("</｜DSML｜invoke>", "/>"),
         name=r'<｜DSML｜invoke name="(?P<name>[^"\n]+)">',
-        parameter=r'<｜DSML｜parameter name="(?P<name>[^\n]*?)" string="(?P<string>true|false)">',
+        parameter=r'<｜DSML｜parameter name="(?P<name>(?:(?!<｜DSML｜)[^\n])*?)" string="(?P<string>true|false)">',
         parameter_end="</｜DSML｜parameter>",
         end="</｜DSML｜invoke>",
+        empty=r'<｜DSML｜invoke name="(?P<name>[^"\n]+)"\s*/>',  # as V4 samples it, though no encoder writes it
+        damaged="<｜DSML｜parameter name=",
         tokens=(),
     )
 

@@ -46,6 +46,7 @@ FAMILY = TitoFamily(
     trailing_tokens=(EOS,),
     assistant_opener=ASSISTANT,
     boundary_tokens=(USER, ASSISTANT),
+    inner_tokens=(THINK, END_THINK),  # special or not, they are text of a turn
     suffix_needs_last_turn=True,
     parse_facts=ParseFacts(
         reasoning=(THINK, END_THINK),

@@ -5,9 +5,11 @@ last user message. `deepseekv4` follows the encoder that SGLang carried, `deepse
 which newer SGLang uses. Tool results fold into the user's block and are put in order by the calls of the turn before,
 so a suffix depends on that turn; an older turn's calls, which SGLang's encoder looks at too, never reorder them.
 
-Where `recipe` departs from the package, to stay append-only: without tools, in thinking mode, the package drops all
-reasoning and ours stays; calls are not sorted by their ids, and results follow the calls as they stand (the same where
-ids ascend); nothing is sorted across an assistant turn. Integers beyond 64 bits stay exact.
+Where `recipe` departs from the package, each time to keep what was sampled: without tools, in thinking mode, the
+package drops all reasoning and ours stays; calls are not sorted by their ids, and results follow the calls as they
+stand (the same where ids ascend); nothing is sorted across an assistant turn; integers that the package makes floats
+(beyond 64 bits, and `-0`) stay integers. The first turn of a session that starts from system messages and a question is
+the package's, but for such an integer in a tool.
 
 System messages cannot be appended: the package moves them to the front. The role markers are not special tokens of
 the checkpoint, so the self-check is given them as boundaries.
@@ -42,8 +44,13 @@ FAMILY = TitoFamily(
             may_lack_template=True,
             verified="the renderings of a set of conversations by SGLang's encoder, and their token ids",
         ),
-        # No set of renderings of DeepSeek's package was at hand for `recipe`.
-        Revision(name="recipe", encoder=DeepseekV4Recipe(), model_types=_MODEL_TYPES, may_lack_template=True),
+        Revision(
+            name="recipe",
+            encoder=DeepseekV4Recipe(),
+            model_types=_MODEL_TYPES,
+            may_lack_template=True,
+            verified="the texts that DeepSeek's own renderer, the package deepseek-recipe, writes",
+        ),
     ),
     package="miles_tito_families",
     fixed_kwargs={"drop_thinking": False},
@@ -55,7 +62,9 @@ FAMILY = TitoFamily(
     trailing_tokens=(EOS, ASSISTANT, THINK, END_THINK),
     assistant_opener=ASSISTANT,
     boundary_tokens=(USER, ASSISTANT),
+    inner_tokens=(THINK, END_THINK),  # special or not, they are text of a turn
     # With thinking off, `recipe` keeps the reasoning of an appended assistant turn only beside tools.
+    sampled_otherwise=frozenset({"no_reasoning"}),  # `recipe` writes no opening tag then
     suffix_needs_tools=True,
     suffix_needs_last_turn=True,
     parse_facts=ParseFacts(

@@ -7,7 +7,7 @@ SGLang's older encoder and DeepSeek's own package differ in details; this is the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from miles_core.types import Message, Tool
 from miles_tito_families.deepseek_dsml import (
@@ -119,12 +119,21 @@ class _Block:
         self.role = role
         self.start = start
         self.messages = messages
-        self.order = {call.get("id"): place for place, call in enumerate(calls) if call.get("id")}
+        self._order = {call["id"]: place for place, call in enumerate(calls) if _is_id(call.get("id"))}
+
+    def place_of(self, result: Message) -> int:
+        """Which call a result answers. One whose id no call has comes with the first's, as in the encoders in use."""
+        call_id = result.get("tool_call_id")
+        return self._order.get(call_id, 0) if _is_id(call_id) else 0
 
     @property
     def opens_turn(self) -> bool:
         """Whether an assistant turn may follow it."""
         return self.role in ("user", "developer")
+
+
+def _is_id(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value != ""
 
 
 def _blocks(messages: Sequence[Message]) -> Iterator[_Block]:
@@ -146,8 +155,7 @@ def _blocks(messages: Sequence[Message]) -> Iterator[_Block]:
 def _user_text(block: _Block) -> str:
     """A user block's text: results in the order of their calls, in the places where results stand."""
     results = [m for m in block.messages if m["role"] == "tool"]
-    # A result whose id no call has comes with the first call's, as in the encoders in use.
-    ordered = iter(sorted(results, key=lambda m: block.order.get(m.get("tool_call_id"), 0)))
+    ordered = iter(sorted(results, key=block.place_of))
     return "\n\n".join(
         f"<tool_result>{next(ordered)['content']}</tool_result>" if m["role"] == "tool" else m["content"]
         for m in block.messages

@@ -2,9 +2,9 @@
 
 The package is not used here. Facts of its format that differ from the older encoder's: system messages come first,
 wherever they stood; an assistant turn writes its own opener, also at the start and behind another; a generation
-prompt follows any message; results are sorted only once as many messages as calls follow;
-users' empty messages are left out; an `invoke` without arguments has no empty line; a tool is its name, description
-and parameters, present or not; efforts other than low have a preamble, and `latest_reminder` is a role.
+prompt follows any message; users' messages in a row are one, without the empty ones; results are sorted only once as
+many messages as calls follow; an `invoke` without arguments has no empty line; a tool is its name, description and
+parameters, present or not; efforts other than low have a preamble, and `latest_reminder` is a role.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ assumption remains unchecked and no error remains undiscovered.
 
 """
 
-_PREAMBLES = {"low": "", "minimal": "", "max": _BEYOND_MAXIMUM}
+_PREAMBLES = {"low": "", "minimal": "", "max": _BEYOND_MAXIMUM, "ultra": _BEYOND_MAXIMUM}
+"""By effort; every other has the older encoder's."""
 
 
 class DeepseekV4Recipe:
@@ -59,7 +60,8 @@ class DeepseekV4Recipe:
         out = [BOS, _PREAMBLES.get(effort, ABSOLUTE_MAXIMUM) if thinking else ""]
         out.append("\n\n".join(m["content"] for m in messages if m["role"] == "system" and m["content"]))
         out.append(TOOLS.replace("{schemas}", "\n".join(map(_schema, tools))) if tools else "")
-        for block in _blocks(_sorted_results([(i, m) for i, m in enumerate(messages) if m["role"] != "system"])):
+        rest = _merged_users([(i, m) for i, m in enumerate(messages) if m["role"] != "system"])
+        for block in _blocks(_sorted_results(rest)):
             out.append(self._block(block, keep=bool(tools), thinking=thinking))
         if add_generation_prompt:
             out.append(f"{ASSISTANT}{THINK if thinking else END_THINK}")
@@ -79,6 +81,18 @@ class DeepseekV4Recipe:
 
 _Placed = tuple[int, Message]
 """A message and its index in the request."""
+
+
+def _merged_users(rest: list[_Placed]) -> list[_Placed]:
+    """Users' messages that follow each other are one message, before results are sorted."""
+    out: list[_Placed] = []
+    for index, message in rest:
+        if out and message["role"] == out[-1][1]["role"] == "user":
+            first, before = out.pop()
+            said = "\n\n".join(filter(None, (before["content"], message["content"])))
+            index, message = first, {**before, "content": said}
+        out.append((index, message))
+    return out
 
 
 def _sorted_results(rest: list[_Placed]) -> list[_Placed]:
@@ -123,9 +137,9 @@ def _blocks(rest: Sequence[_Placed]) -> Iterator[list[_Placed]]:
 
 
 def _user_text(messages: Sequence[Message]) -> str:
-    parts = [f"<tool_result>{m['content']}</tool_result>" for m in messages if m["role"] == "tool"]
-    said = [m["content"] for m in messages if m["role"] == "user"]
-    return "\n\n".join([*parts, *(["\n\n".join(filter(None, said))] if said else [])])
+    return "\n\n".join(
+        f"<tool_result>{m['content']}</tool_result>" if m["role"] == "tool" else m["content"] for m in messages
+    )
 
 
 def _reasoning(message: Message, keep: bool, thinking: bool) -> str:

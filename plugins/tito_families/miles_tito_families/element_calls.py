@@ -5,11 +5,14 @@ from miles_core.tito import ElementCalls
 FUNCTION_CALLS = ElementCalls(
     opener="<tool_call>",
     closer="</tool_call>",
-    name=r"<function=(?P<name>[^>\n]+)>",
-    parameter=r"<parameter=(?P<name>[^>\n]+)>",
+    # No name holds its own tag: else each of a row of unfinished tags would be looked at through the whole row.
+    name=r"<function=(?P<name>(?:(?!<function=)[^>\n])+)>",
+    # A name that holds `>` is told by the line break that the template writes behind the tag.
+    parameter=r"<parameter=(?P<name>[^<\n]*?(?=>\n)|(?:(?!<parameter=)[^>\n])*)>",
     parameter_end="</parameter>",
     end="</function>",
     around_value="\n",
+    damaged="<parameter=",
     python_literals=True,
     tokens=("<tool_call>", "</tool_call>"),
 )
@@ -18,11 +21,13 @@ FUNCTION_CALLS = ElementCalls(
 INVOKE_CALLS = ElementCalls(
     opener="<minimax:tool_call>",
     closer="</minimax:tool_call>",
-    call_end="</invoke>",
+    call_start="<invoke ",
+    call_ends=("</invoke>",),
     name=r'<invoke name="(?P<name>[^"\n]+)">',
-    parameter=r'<parameter name="(?P<name>[^"\n]+)">',
+    parameter=r'<parameter name="(?P<name>(?:(?!<parameter )[^\n])*?)">',
     parameter_end="</parameter>",
     end="</invoke>",
+    damaged="<parameter name=",
     tokens=("<minimax:tool_call>", "</minimax:tool_call>"),
 )
 """`<invoke name="NAME">` with `<parameter name="KEY">` elements, any number of calls a block: MiniMax M2."""

@@ -25,9 +25,12 @@ _CALLS = ElementCalls(
     opener="<tool_call>",
     closer="</tool_call>",
     name=r"(?P<name>[^<\s]+)",
-    parameter=r"<arg_key>(?P<name>(?:(?!</arg_key>).)*)</arg_key>\s*<arg_value>",
+    parameter=r"<arg_key>(?P<name>(?:(?!</?arg_(?:key|value)>).)*)</arg_key>\s*<arg_value>",
     parameter_end="</arg_value>",
     end="",
+    between="",
+    # One of the three tags is missing.
+    damaged=r"[^<]+</arg_key>\s*<arg_value>|<arg_key>[^<]*(?:<arg_value>|</arg_key>(?!\s*<arg_value>))",
     tokens=("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
 )
 
@@ -83,9 +86,9 @@ FAMILY = TitoFamily(
         reasoning=("<think>", "</think>"),
         inside_reasoning=("", ""),
         calls=_CALLS,
-        calls_end_reasoning=True,
     ),
     not_written=frozenset({"call_ids", "text_arguments", "argument_types", "outer_space"}),
+    sampled_otherwise=frozenset({"no_reasoning"}),
     reasoning_parser="glm45",
     tool_call_parser="glm47",
 )

@@ -43,6 +43,11 @@ class InklingBound(BoundFamily):
         """Reasoning and calls, by their blocks."""
         return frozenset({"reasoning", "calls"})
 
+    @property
+    def reasoning_end(self) -> str:
+        """The token that closes a block: the first one is the reasoning."""
+        return END
+
     @cached_property
     def hidden_ids(self) -> frozenset[int]:
         """Without the tokens that the parser reads."""
@@ -94,6 +99,8 @@ FAMILY = TitoFamily(
     ),
     parse_facts=ParseFacts(),  # `InklingParser` reads the blocks
     not_written=frozenset({"call_ids", "text_arguments", "text_blocks"}),
+    sampled_otherwise=frozenset({"empty"}),
+    template_differs={"call-alone": "it writes an empty block where a turn has no text, as SGLang does not"},
     reasoning_parser="inkling",
     tool_call_parser="inkling",
     suffix_needs_last_turn=True,

@@ -40,9 +40,7 @@ FAMILY = TitoFamily(
     trailing_tokens=("<|im_end|>",),
     assistant_opener="<|im_assistant|>",
     inner_tokens=("<|im_middle|>",),
-    parse_facts=ParseFacts(
-        reasoning=("<think>", "</think>"), inside_reasoning=("", ""), calls=KimiCalls(), calls_end_reasoning=True
-    ),
+    parse_facts=ParseFacts(reasoning=("<think>", "</think>"), inside_reasoning=("", ""), calls=KimiCalls()),
     not_written=frozenset({"call_names", "text_arguments"}),
     reasoning_parser="kimi_k2",
     tool_call_parser="kimi_k2",

@@ -45,16 +45,13 @@ class KimiEncoder:
     ) -> str:
         """The text of a conversation. Raises RenderError for what the format cannot carry."""
         off = kwargs.get("thinking") is False
-        try:
-            return "".join(
-                [
-                    self._declaration(tools, kwargs.get("tools_ts_str")),
-                    *(self._turn(message, off) for message in messages),
-                    self._prompt(off) if add_generation_prompt else "",
-                ]
-            )
-        except RecursionError as error:
-            raise RenderError(f"{self.source} failed on these messages: a value is nested too deep") from error
+        return "".join(
+            [
+                self._declaration(tools, kwargs.get("tools_ts_str")),
+                *(self._turn(message, off) for message in messages),
+                self._prompt(off) if add_generation_prompt else "",
+            ]
+        )
 
     def _declaration(self, tools: Sequence[Tool] | None, written: Any) -> str:
         if not tools:

@@ -40,6 +40,7 @@ FAMILY = TitoFamily(
         reasoning=("<think>", "</think>"), after_reasoning="\n\n", calls=INVOKE_CALLS, before_calls="\n"
     ),
     not_written=frozenset({"call_ids", "text_arguments", "argument_types"}),
+    sampled_otherwise=frozenset({"no_reasoning"}),
     reasoning_parser="minimax-append-think",
     tool_call_parser="minimax-m2",
     suffix_needs_last_turn=True,  # a tool message is refused unless the turn before it called a tool

@@ -34,7 +34,6 @@ _PARSE_FACTS = ParseFacts(
     calls=FUNCTION_CALLS,
     before_calls="\n",
     after_call="\n",
-    calls_end_reasoning=True,
 )
 
 _MODEL_TYPES = ("nemotron_h",)
@@ -74,6 +73,7 @@ FAMILY = TitoFamily(
     inner_tokens=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
     parse_facts=_PARSE_FACTS,
     not_written=frozenset({"call_ids", "text_arguments", "argument_types", "outer_space"}),
+    sampled_otherwise=frozenset({"no_reasoning"}),
     reasoning_parser="nemotron_3",
     tool_call_parser="qwen3_coder",
 )

@@ -40,7 +40,6 @@ FAMILY = TitoFamily(
         calls=JsonCalls(),
         before_calls="\n",
         between_calls="\n",
-        calls_end_reasoning=True,
     ),
     not_written=frozenset({"call_ids", "text_arguments", "outer_space"}),
     reasoning_parser="qwen3",

@@ -1,0 +1,93 @@
+"""Ids of a conversation's rendering, without tokenizing again what the session tokenized before.
+
+A tokenizer takes the text between two control tokens for itself. So where the session's own ids between two control
+tokens are known to be the encoding of their text, and that text is the rendering's, they are the rendering's ids.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from hashlib import blake2b
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from miles_core.tito.bound import BoundFamily
+
+REMEMBERED = 2**16
+"""How many sampled texts are known to be canonical or not, for all sessions together; about 8 MB."""
+
+Span = tuple[int, int]
+
+
+class RenderedIds:
+    """Gives the ids of renderings; one for each bound family, whose tokenizer never changes."""
+
+    def __init__(self, bound: BoundFamily) -> None:
+        self._bound = bound
+        added = bound.tokenizer.added_tokens.values()
+        self._ends = frozenset(bound.boundary_ids.intersection(added))
+        """Control tokens, at which text is cut before it is tokenized; a boundary of another kind is inside a text."""
+        self._canonical: OrderedDict[bytes, bool] = OrderedDict()
+        """By a digest of ids: whether they are the encoding of the text they spell. True for ever, so only bounded."""
+
+    def of(self, text: str, ids: array[int], encoded: Sequence[Span]) -> array[int]:
+        """The ids of `text`, which is likely what `ids` spell. `encoded` are the spans of `ids` that came from text.
+
+        Always what encoding the text gives; the session's own ids only save work.
+        """
+        tokenizer = self._bound.tokenizer
+        parts = tokenizer.cut(text, self._ends)
+        if parts is None:
+            return tokenizer.encode_array(text)
+        out = array("i")
+        own = iter(self._segments(ids, encoded))
+        for token, part in parts:
+            if token is not None:
+                out.append(token)
+            segment, sure = next(own, (None, False))
+            if part and segment is not None and tokenizer.decode(segment) == part and (sure or self._checked(segment)):
+                out.extend(segment)
+            elif part:
+                out.extend(tokenizer.encode_array(part))
+        return out
+
+    def _segments(self, ids: array[int], encoded: Sequence[Span]) -> Iterator[tuple[array[int], bool]]:
+        """The ids between control tokens, and whether they are sure to be the encoding of their text."""
+        cuts = [-1, *self._boundaries(ids), len(ids)]
+        spans = iter(encoded)
+        start, end = next(spans, (0, 0))
+        for left, right in pairwise(cuts):
+            while end <= left and (span := next(spans, None)) is not None:
+                start, end = span
+            yield ids[left + 1 : right], start <= left and right < end
+
+    def _boundaries(self, ids: array[int]) -> list[int]:
+        numbers = np.frombuffer(ids, dtype=np.int32) if ids else np.empty(0, np.int32)
+        found: list[int] = np.flatnonzero(self._is_boundary[np.clip(numbers, -1, len(self._is_boundary) - 2)]).tolist()
+        return found
+
+    @cached_property
+    def _is_boundary(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """By id; the last two places are for ids above all boundaries and below zero."""
+        known = sorted(self._ends)
+        table = np.zeros(max(known, default=0) + 3, dtype=np.bool_)
+        table[known] = True
+        return table
+
+    def _checked(self, ids: array[int]) -> bool:
+        """Whether ids are the encoding of the text they spell; asked once about the same ones."""
+        key = blake2b(ids, digest_size=16).digest()
+        known = self._canonical.get(key)
+        if known is None:
+            tokenizer = self._bound.tokenizer
+            known = tokenizer.encode_array(tokenizer.decode(ids)) == ids
+            if len(self._canonical) >= REMEMBERED:
+                self._canonical.popitem(last=False)
+            self._canonical[key] = known
+        return known
