@@ -6,7 +6,7 @@ alone. `add_arguments` and `configure_sglang` go to every plugin that the comman
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -85,9 +85,20 @@ async def generate(input: GenerateFnInput) -> GenerateFnOutput:
 
 @hookspec
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Register the command-line flags of a generate function; optional, beside `generate`.
+    """Register command-line flags; optional, beside `generate` or `run_agent`.
 
-    Called once, before the command line is parsed; values appear in `input.args`. Since 0.1.
+    Called before the command line is parsed, and again for its help; values appear in `input.args`, and in what
+    `configure_agent` is given. Since 0.1.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def configure_agent(args: Any) -> None:
+    """Take the run's settings; optional, beside `run_agent`.
+
+    Called once, before anything is started. `args` are the settings, with the flags that the agent registered. A
+    ConfigError ends the command with its message. Since 0.1.
     """
     raise NotImplementedError
 
@@ -99,6 +110,17 @@ def message_matches(stored: Message, replayed: Message) -> bool:
     Called for each position until the first difference, under the session's lock: it must be synchronous,
     quick and pure. Anything but True or False, or an exception, fails the request and decides nothing.
     Since 0.1.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def message_key(message: Message) -> Hashable:
+    """Give what messages are sorted by: equal for any two that `message_matches` calls the same; optional.
+
+    Called for each message of a request and of a generation in tree mode, beside `message_matches`, which is then
+    asked only about messages whose keys are equal. Without it, it is asked about every branch. It must be
+    synchronous, quick and pure; an exception or an unhashable key fails the request. Since 0.1.
     """
     raise NotImplementedError
 
@@ -116,7 +138,18 @@ def pick_samples(leaf_samples: list[Sample], session_metadata: dict[str, Any]) -
 def postprocess_samples(leaf_samples: list[Sample], session_metadata: dict[str, Any]) -> list[Sample]:
     """Finish the picked samples: masks of shared generations, metadata, rewards.
 
-    Called once per `POST /samples` in tree mode, after `pick_samples`. Since 0.1.
+    Called once per `POST /samples` in tree mode, after `pick_samples`. It may change samples and leave some out, but
+    where a mask is 1, token and log-probability must be those that the engine sampled there. Since 0.1.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def keep_group(args: Any, samples: Sequence[Sample]) -> bool:
+    """Say whether a group of finished samples is worth training on; a sample hook of the rollout runner.
+
+    Called once for each prompt whose rollouts are over, with one sample of each, after rewards. `args` are the run's
+    settings. An object with `keep` and `reason` is taken as well. Since 0.1.
     """
     raise NotImplementedError
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gzip
 import itertools
 import json
 import random
@@ -12,15 +11,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-import tokenizers
-
-from helpers.golden import DATA, installed_family, tokenizer_name
+from helpers.golden import installed_family, real_tokenizer
+from helpers.routing_rows import Numbers, usable
 from miles_core.errors import RenderError
+from miles_core.session.routing import Replay
 from miles_core.session.turn import PreparedTurn
-from miles_core.tito import BoundFamily, Tokenizer
+from miles_core.tito import BoundFamily
 from miles_core.types import Message, Tool
 
-FAMILIES = {"qwen3": "qwen3", "glm47": "glm-4.7", "kimi25": "kimi25", "minimax_m25": "minimax_m25"}
+FAMILIES = {"qwen3": "qwen3", "glm47": "glm-4.7", "kimi25": "kimi25", "minimax_m25": "minimax_m25",
+            "nemotron3": "nemotron3", "qwen35": "qwen35", "deepseekv4": "recipe"}  # fmt: skip
 """Families and the revision each is bound with."""
 
 STOPS = {
@@ -28,10 +28,13 @@ STOPS = {
     "glm47": ("<|user|>", "<|observation|>"),
     "kimi25": ("<|im_end|>",),
     "minimax_m25": ("[e~[",),
+    "nemotron3": ("<|im_end|>",),
+    "qwen35": ("<|im_end|>",),
+    "deepseekv4": ("<｜end▁of▁sentence｜>",),
 }
 """What a model samples at the end of a turn, as its format has it."""
 
-NEVER_APPENDED = {"minimax_m25": {"system"}}
+NEVER_APPENDED = {"minimax_m25": {"system"}, "qwen35": {"system"}, "deepseekv4": {"system"}}
 """Roles that a family takes in first prompts only."""
 
 TAKEN_OVER = {"glm47": ("<|user|>", "<|observation|>")}
@@ -47,19 +50,14 @@ TEXTS = ("Hi.", "Go on.", "", "  naïve 数 🙂\n\n", '{"a": [1, 2]}', "Hi.")
 
 @cache
 def bound(name: str) -> BoundFamily:
-    """The family on its small tokenizer, with a vocabulary that holds the real ids."""
-    text = gzip.decompress((DATA / "tokenizers" / f"{tokenizer_name(name)}.json.gz").read_bytes()).decode("utf-8")
-    backend = tokenizers.Tokenizer.from_str(text)
-    size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
-    tokenizer = Tokenizer(backend, source=f"small {name}", config={"vocab_size": size})
-    return installed_family(name).bind(tokenizer, FAMILIES[name])
+    """The family on its checkpoints' tokenizer."""
+    return installed_family(name).bind(real_tokenizer(name), FAMILIES[name])
 
 
 @cache
-def all_ids(name: str) -> list[int]:
-    """Every id that the small tokenizer has, in order."""
-    text = gzip.decompress((DATA / "tokenizers" / f"{tokenizer_name(name)}.json.gz").read_bytes()).decode("utf-8")
-    return sorted(tokenizers.Tokenizer.from_str(text).get_vocab(with_added_tokens=True).values())
+def all_ids(name: str) -> range:
+    """Every id that the tokenizer has."""
+    return range(real_tokenizer(name).vocab_size)
 
 
 def function(name: str) -> Tool:
@@ -92,6 +90,7 @@ class Gen:
     level: str
     reply: dict[str, Any]
     taken_over: int
+    rows: Numbers
 
     def path(self) -> list[Gen]:
         return [*(self.parent.path() if self.parent else []), self]
@@ -146,6 +145,7 @@ class Model:
     limit: int
     """Linear: generations that may be discarded; tree: nodes."""
     refuse_tools: bool
+    replay: Replay
     gens: list[Gen] = field(default_factory=list)
     """Linear: the line; tree: every generation in order of commit."""
     committed: int = 0
@@ -223,14 +223,21 @@ class Expected:
     statuses: set[str]
 
 
-def expected_sample(path: Sequence[Gen], limit: int | None, marks: set[int | None]) -> Expected | None:
-    """Lay a path out by the whole prompts that were sent, not by what was new in them."""
+def expected_sample(path: Sequence[Gen], limit: int | None, marks: set[int | None], replay: Replay) -> Expected | None:
+    """Lay a path out by the whole prompts that were sent, as far as there are routing rows. Raises Gap."""
+    whole = laid_out(path, limit, marks, len(path))
+    turns = usable([gen.rows for gen in whole.used], replay) if whole else 0
+    return whole if whole is None or turns == len(whole.used) else laid_out(path, limit, marks, turns)
+
+
+def laid_out(path: Sequence[Gen], limit: int | None, marks: set[int | None], turns: int) -> Expected | None:
+    """The first turns of a path, by the whole prompts that were sent, not by what was new in them."""
     tokens: list[int] = []
     owners: list[tuple[int, int] | None] = []
     values: list[float] = []
     used: list[Gen] = []
     cut = inside = False
-    for gen, following in itertools.zip_longest(path, path[1:]):
+    for gen, following in itertools.islice(itertools.zip_longest(path, path[1:]), turns):
         left = gen.sampled[: len(gen.sampled) - (gen.taken_over if following is not None else 0)]
         if limit is not None and len(gen.prompt) + len(left) > limit:
             left = left[: max(limit - len(gen.prompt), 0)]

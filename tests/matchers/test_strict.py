@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miles_matchers.strict import message_matches
+from miles_matchers.strict import message_key, message_matches
 
 
 def call(arguments: Any = "{}", **keys: Any) -> dict[str, Any]:
@@ -65,12 +65,19 @@ def test_a_calls_index_does_not_count() -> None:
     assert message_matches(BASE, {**BASE, "tool_calls": [call(index=3)]}) is True
 
 
+@pytest.mark.parametrize("parsed", [None, {}, {"a": 1}])
+def test_what_the_openai_client_parses_does_not_count(parsed: Any) -> None:
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": parsed}
+    assert message_matches(BASE, {**BASE, "tool_calls": [{**call(), "function": function}]}) is True
+
+
 @pytest.mark.parametrize(("left", "right"), [(1, True), (0, False), (1, "1"), (None, 0), (None, False), (None, {})])
 def test_kinds_of_values_are_told_apart(left: Any, right: Any) -> None:
     for a, b in ((left, right), (right, left)):
         assert message_matches({"role": "user", "content": a}, {"role": "user", "content": b}) is False
         deep = [{**BASE, "tool_calls": [call(value)]} for value in ({"k": [a]}, {"k": [b]})]
         assert message_matches(*deep) is False
+        assert message_key(deep[0]) != message_key(deep[1])
 
 
 def test_one_and_one_point_zero_are_one_number() -> None:
@@ -84,6 +91,8 @@ def test_one_and_one_point_zero_are_one_number() -> None:
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a b"),
         ([{"type": "text", "text": ""}], ""),
         ([{"type": "text", "text": ""}], None),
+        (["a", {"text": "b"}], "a b"),
+        ([{"type": "input_text", "text": "a"}], "a"),
     ],
 )
 def test_text_parts_are_their_text(parts: Any, text: Any) -> None:
@@ -114,3 +123,5 @@ def test_a_decision_on_any_json_is_a_bool_and_symmetric(left: dict[str, Any], ri
     decision = message_matches(left, right)
     assert isinstance(decision, bool)
     assert message_matches(right, left) is decision
+    assert (message_key(left) == message_key(right)) is decision
+    assert (hash(message_key(left)) == hash(message_key(right))) or not decision

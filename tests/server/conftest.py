@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,26 @@ def serve(engine: FakeEngine, checkpoint: Path, registry: Registry) -> Iterator[
             return stack.enter_context(ServerThread(ServerSettings(**given), registry))
 
         yield start
+
+
+Servers = Callable[[str, str], ServerThread]
+"""A server of a history and a built-in matcher."""
+
+
+@pytest.fixture(scope="module")
+def servers(checkpoint: Path, registry: Registry, shared_engine: FakeEngine) -> Iterator[Servers]:
+    """Servers in both modes under each matcher, which gives every leaf; started when they are first asked for."""
+    with ExitStack() as stack:
+
+        @cache
+        def server(history: str, matcher: str) -> ServerThread:
+            settings = ServerSettings(
+                checkpoint=str(checkpoint), tito_model="qwen3", engine_urls=(shared_engine.url,), history=history,
+                message_matcher=matcher, pick_samples="helpers.sample_hooks.pick_all",
+            )  # fmt: skip
+            return stack.enter_context(ServerThread(settings, registry))
+
+        yield server
 
 
 @pytest.fixture

@@ -159,3 +159,75 @@ def test_every_leaf_of_a_tree_has_its_rows(serve: Serve, engine: FakeEngine, moe
     assert len(samples) == 2
     for sample in samples:
         assert_running(sample["rollout_routed_experts"], len(sample["tokens"]))
+
+
+def test_a_picker_that_writes_to_rows_is_422_and_changes_nothing(serve: Serve, engine: FakeEngine, moe: Path) -> None:
+    path = "helpers.sample_hooks.pick_and_write_rows"
+    talk = Talk(serve(checkpoint=str(moe), history="tree", pick_samples=path, routing_replay=True).url)
+    engine.plays(routed("One."))
+    talk.ask(user("a"))
+    for _ in range(2):
+        answer = request(f"{talk.url}/samples", "POST", {})
+        assert answer.status == 422
+        assert path in answer.error
+        assert "read-only" in answer.error
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut alike"])
+def test_the_indexer_s_rows_may_come_whole_or_cut_as_the_experts_are(
+    serve: Serve, engine: FakeEngine, moe: Path, cut: bool
+) -> None:
+    def both(text: str) -> Any:
+        def answer(body: Json) -> Reply:
+            start, reply = body["routed_experts_start_len"], says(text)
+            total = len(body["input_ids"]) + len(reply.ids)
+            meta = {"routed_experts": rows(start, total - 1), "indexer_topk_num_layers": 1}
+            meta["indexer_topk"] = rows(start if cut else 0, total - 1, layers=1)
+            return reply.with_json(lambda data: data["choices"][0]["meta_info"].update(meta))
+
+        return answer
+
+    talk = Talk(serve(checkpoint=str(moe), routing_replay=True, indexer_replay=True, incremental_replay=True).url)
+    engine.plays(both("One."), both("Two."), both("Three."))
+    for text in "abc":
+        talk.ask(user(text))
+    sample = talk.samples().samples[0]
+    assert_running(sample["rollout_routed_experts"], len(sample["tokens"]))
+    indexer = sample["rollout_indexer_topk"]
+    assert indexer.shape == (len(sample["tokens"]) - 1, 1, TOPK)
+    assert (indexer == np.arange(len(indexer), dtype=np.int32)[:, None, None]).all()
+
+
+ODD_ROWS = {
+    "a number": (5, "base64 text and a layer count are needed"),
+    "no base64": ("AAA", "routed_experts has 0 values"),
+    "other characters": ("é" * 16, "which do not make"),
+    "not whole numbers": (base64.b64encode(b"abc").decode(), "has 0 values"),
+    "empty": ("", "has 0 values"),
+}
+
+
+@pytest.mark.parametrize("name", ODD_ROWS)
+@pytest.mark.parametrize("history", ["linear", "tree"])
+def test_rows_that_cannot_be_read_are_422_and_nothing_is_lost(
+    serve: Serve, engine: FakeEngine, moe: Path, history: str, name: str
+) -> None:
+    value, text = ODD_ROWS[name]
+    talk = Talk(serve(checkpoint=str(moe), routing_replay=True, history=history).url)
+    engine.plays(says("One.", meta={"routed_experts": value}), routed("Two."))
+    talk.ask(user("a"))
+    answer = request(f"{talk.url}/samples", "POST", {})
+    assert answer.status == 422
+    assert f"turn 0: {text}" in answer.error or text in answer.error
+    assert talk.records[0]["response"]["choices"][0]["meta_info"]["routed_experts"] == value
+
+
+def test_a_gap_behind_the_end_of_a_sample_does_not_matter(serve: Serve, engine: FakeEngine, moe: Path) -> None:
+    talk = Talk(serve(checkpoint=str(moe), routing_replay=True, incremental_replay=True).url)
+    engine.plays(routed("One."), says("Two."))
+    talk.ask(user("a"))
+    length = len(talk.metadata["accumulated_token_ids"])
+    talk.ask(user("b"))
+    assert request(f"{talk.url}/samples", "POST", {}).status == 422
+    sample = talk.samples(length).samples[0]
+    assert_running(sample["rollout_routed_experts"], length)

@@ -184,6 +184,75 @@ def test_counters_that_cannot_be_true_count_as_nothing(talk: Talk, engine: FakeE
     assert len(sample["weight_versions"]) == 1
 
 
+SPANS = {
+    "none": ({"weight_version": "7"}, ["7"]),
+    "one": ({"weight_version": "7", "weight_versions": [{"version": "7", "start": 0, "end": 5}]}, ["7"]),
+    "an update inside": (
+        {"weight_version": "8", "weight_versions": [{"version": "7", "start": 0, "end": 2},
+                                                    {"version": "8", "start": 2, "end": 9}]},
+        ["7", "8"],
+    ),
+    "two updates": (
+        {"weight_version": 9, "weight_versions": [{"version": v, "start": v, "end": v + 1} for v in (7, 8, 8, 9)]},
+        ["7", "8", "9"],
+    ),
+    "an update before the first token": (
+        {"weight_version": "8", "weight_versions": [{"version": "7", "start": 0, "end": 0},
+                                                    {"version": "8", "start": 0, "end": 9}]},
+        ["8"],
+    ),
+    "back again": (
+        {"weight_version": "7", "weight_versions": [{"version": v, "start": n, "end": n + 1}
+                                                    for n, v in enumerate("787")]},
+        ["7", "8", "7"],
+    ),
+    "no list": ({"weight_version": "7", "weight_versions": "7"}, ["7"]),
+    "odd spans": ({"weight_version": "7", "weight_versions": [None, 3, {}, {"version": None}]}, ["7"]),
+    "missing": ({"weight_version": None}, [""]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPANS)
+@pytest.mark.parametrize("history", ["linear", "tree"])
+def test_weight_versions_are_listed_turn_by_turn(serve: Serve, engine: FakeEngine, history: str, name: str) -> None:
+    talk = Talk(serve(history=history).url)
+    meta, versions = SPANS[name]
+    engine.plays(says("One."), says("Two.", meta=meta), says("Three."))
+    for text in "abc":
+        talk.ask(user(text))
+    assert talk.samples().samples[0]["weight_versions"] == ["w1", *versions, "w1"]
+
+
+COUNTERS = {
+    "old names": {"spec_accept_token_num": 4, "spec_draft_token_num": 9, "spec_verify_ct": 2},
+    "new names": {"spec_num_correct_drafts": 4, "spec_num_proposed_drafts": 9, "spec_verify_ct": 2},
+    "both": {"spec_accept_token_num": 4, "spec_num_correct_drafts": 4, "spec_draft_token_num": 9,
+             "spec_num_proposed_drafts": 9, "spec_verify_ct": 2},
+    "old ones null": {"spec_accept_token_num": None, "spec_num_correct_drafts": 4, "spec_draft_token_num": None,
+                      "spec_num_proposed_drafts": 9, "spec_verify_ct": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+@pytest.mark.parametrize("history", ["linear", "tree"])
+def test_counters_of_speculation_and_of_the_prefix_cache_are_summed(
+    serve: Serve, engine: FakeEngine, history: str, name: str
+) -> None:
+    talk = Talk(serve(history=history).url)
+    replies = [says(text, meta={**COUNTERS[name], "cached_tokens": 5}, prompt=20) for text in ("One.", "Two.")]
+    engine.plays(*replies)
+    talk.ask(user("a"))
+    talk.ask(user("b"))
+    (sample,) = talk.samples().samples
+    assert sample["spec_info"] == {
+        "spec_accept_token_num": 8,
+        "spec_draft_token_num": 18,
+        "spec_verify_ct": 4,
+        "completion_token_num": sum(len(reply.ids) for reply in replies),
+    }
+    assert sample["prefix_cache_info"] == {"cached_tokens": 10, "total_prompt_tokens": 40}
+
+
 def test_an_empty_generation(talk: Talk, engine: FakeEngine) -> None:
     engine.plays(says("", ids=[]), says("then"))
     talk.ask(user("a"))

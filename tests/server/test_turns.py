@@ -311,6 +311,27 @@ def test_unknown_fields_travel_on_and_ours_are_set(talk: Talk, engine: FakeEngin
     assert engine.turns[1]["rid"] != sent["rid"]
 
 
+@pytest.mark.parametrize("history", ["linear", "tree"])
+def test_each_record_has_its_own_fields_spelled_as_they_were_sent(
+    serve: Serve, engine: FakeEngine, history: str
+) -> None:
+    talk = Talk(serve(history=history).url)
+    fields = [
+        '{"a": true, "b": 1}',
+        '{"a": true, "b": 1}',
+        '{"a": 1, "b": 1}',
+        '{"b": 1, "a": 1}',
+        '{"a": 1.0, "b": 1}',
+    ]
+    for text in fields:
+        talk.ask(user("u"), custom_params=json.loads(text), tools=[{**WEATHER, "note": json.loads(text)}])
+        told = talk.records[-1]["request"]
+        assert json.dumps(told["custom_params"]) == text
+        assert json.dumps(told["tools"][0]["note"]) == text
+    if history == "linear":
+        assert [json.dumps(record["request"]["custom_params"]) for record in talk.records] == fields
+
+
 def test_every_id_sent_is_a_number(talk: Talk, engine: FakeEngine) -> None:
     talk.ask(user("u"))
     assert all(type(i) is int for i in engine.turns[0]["input_ids"])

@@ -37,15 +37,18 @@ from helpers.histories import (
     bound,
     expected_sample,
 )
-from miles_core.errors import EngineReplyError, MilesError
+from helpers.routing_rows import REPLAYS, Gap, RowEngine, check_rows, without_gap
+from helpers.same_path import assert_same_samples
+from miles_core.errors import EngineReplyError, MilesError, SampleError
 from miles_core.session.assemble import AssembledSample, assemble_path
 from miles_core.session.leaves import SampleHook, leaf_samples, tree_metadata
 from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.reply import read_reply
+from miles_core.session.routing import Replay
 from miles_core.session.store import SelfCheck, records, session_metadata
 from miles_core.session.turn import PreparedTurn, Session, TurnRules, commit_turn, prepare_turn
 from miles_core.types import Message, Tool
-from miles_matchers.strict import message_matches
+from miles_matchers.strict import message_key, message_matches
 from miles_sample_hooks.drop_retries import pick_samples
 from miles_sample_hooks.shared_prefix_mask import postprocess_samples
 
@@ -55,15 +58,19 @@ from miles_sample_hooks.shared_prefix_mask import postprocess_samples
 class World:
     """A session and the model of it, side by side."""
 
-    def __init__(self, name: str, *, tree: bool, limit: int, refuse_tools: bool) -> None:
+    def __init__(
+        self, name: str, *, tree: bool, limit: int, replay: Replay, refuse_tools: bool = False, keyed: bool = False
+    ) -> None:
         self.family = bound(name)
-        self.model = Model(self.family, tree, limit, refuse_tools)
+        self.model = Model(self.family, tree, limit, refuse_tools, replay)
         self.rules = TurnRules(
             family=self.family,
             matches=message_matches,
-            policy=TreePolicy(limit) if tree else LinearPolicy(limit),
+            policy=TreePolicy(limit, message_key if keyed else None) if tree else LinearPolicy(limit),
             on_tools_change="refuse" if refuse_tools else "keep",
+            replay=replay,
         )
+        self.rows = RowEngine(replay)
         self.session = Session("s", chat_template_kwargs={}, metadata={"mine": 1})
         self.engine = Engine(self.family)
         self.check = SelfCheck(self.family)
@@ -116,6 +123,8 @@ class World:
             assert base.taken_over <= self.family.family.max_trim_tokens
             assert prompt[:kept] == base.checkpoint[:kept]
         assert turn.kept == kept
+        start = min(len(base.checkpoint) - 1, kept) if base else 0
+        assert turn.request.get("routed_experts_start_len", 0) == (start if self.model.replay.incremental else 0)
         known = base.messages if base else []
         appended = messages[len(known) :]
         whole = self.family.encode(self.model.whole(base, appended, tools))
@@ -136,6 +145,8 @@ class World:
         pending = self.pending.pop(which)
         prompt = pending.turn.prompt.tolist()
         reply, sampled, level = self.engine.answer(kind, self.twin(pending), draw)
+        meta, start = reply["choices"][0]["meta_info"], pending.turn.request.get("routed_experts_start_len", 0)
+        rows = self.rows.add(meta, start, len(prompt) + len(sampled), draw)
         before, marks = self.snapshot(), set(self.model.marks)
         if kind == "broken":
             self.refuse_broken(reply, draw)
@@ -172,6 +183,7 @@ class World:
             level=level,
             reply=reply,
             taken_over=1 if sampled and sampled[-1] in role_ids else 0,
+            rows=rows,
         )
         self.model.commit(gen, pending)
         self.check_state()
@@ -278,23 +290,40 @@ class World:
             elif self.model.head is not None:
                 self.check_linear_sample(limit)
 
+    def wanted(self, gen: Gen, limit: int | None) -> Expected | None:
+        return expected_sample(gen.path(), limit, self.model.marks, self.model.replay)
+
     def check_linear_sample(self, limit: int | None) -> None:
         head, last = self.model.head, self.session.forest.last
         assert head is not None
         assert last is not None
-        sample = assemble_path(self.session, last.path(), self.family, max_seq_len=limit)
-        want = expected_sample(head.path(), limit, self.model.marks)
+        try:
+            want = self.wanted(head, limit)
+        except Gap:
+            with pytest.raises(SampleError, match="has no routing rows"):
+                assemble_path(self.session, last.path(), self.family, max_seq_len=limit, replay=self.model.replay)
+            return
+        sample = assemble_path(self.session, last.path(), self.family, max_seq_len=limit, replay=self.model.replay)
         assert (sample is None) is (want is None)
         if sample is not None and want is not None:
             self.check_sample(sample, want, {owner for owner in want.owners if owner}, limit)
 
-    def check_tree_samples(self, limit: int | None) -> None:
-        model, session = self.model, self.session
+    def tree_samples(self, tree: dict[str, Any], limit: int | None) -> list[AssembledSample]:
         agent = {"reward": 0.5, "leaf": "forged", "note": "n"}
-        metadata = {**self.metadata(), "tree": tree_metadata(session.forest), "agent": agent}
+        metadata = {**self.metadata(), "tree": tree, "agent": agent}
         hooks = (SampleHook("pick", pick_samples), SampleHook("post", postprocess_samples))
-        samples = leaf_samples(session, self.family, metadata, *hooks, max_seq_len=limit)
-        wanted = {leaf.id: expected_sample(leaf.path(), limit, model.marks) for leaf in model.leaves()}
+        replay = self.model.replay
+        return leaf_samples(self.session, self.family, metadata, *hooks, max_seq_len=limit, replay=replay)
+
+    def check_tree_samples(self, limit: int | None) -> None:
+        model, tree = self.model, tree_metadata(self.session.forest)
+        try:
+            wanted = {leaf.id: self.wanted(leaf, limit) for leaf in model.leaves()}
+        except Gap:
+            with pytest.raises(SampleError, match="has no routing rows"):
+                self.tree_samples(tree, limit)
+            return
+        samples = self.tree_samples(tree, limit)
         kept = [leaf for leaf in model.leaves() if not model.superseded(leaf) and wanted[leaf.id] is not None]
         kept.sort(key=lambda leaf: (-len(leaf.path()), -leaf.id))
         assert [sample.metadata["leaf"]["node_id"] for sample in samples] == [leaf.id for leaf in kept]
@@ -312,18 +341,25 @@ class World:
             assert (sample.reward, sample.metadata["note"]) == (0.5, "n")
         assert all(count == 1 for count in trained.values())
         assert set(trained) == self.owed(limit)
-        self.check_tree_metadata(metadata["tree"])
+        self.check_tree_metadata(tree)
 
     def owed(self, limit: int | None) -> set[tuple[int, int]]:
-        """Every sampled token but superseded ones, ones a next turn took over, and ones beyond the limit."""
-        leaves = self.model.leaves()
+        """Every sampled token but superseded ones, ones a next turn took over, and ones beyond the limit or a gap."""
+        leaves, replay = self.model.leaves(), self.model.replay
         return {
             (gen.id, at)
             for gen in self.model.gens
             if not (gen in leaves and self.model.superseded(gen))
+            and without_gap([step.rows for step in gen.path()], replay)
             for at in range(len(gen.sampled) - (0 if gen in leaves else gen.taken_over))
             if limit is None or len(gen.prompt) + at < limit
         }
+
+    def check_lines(self, draw: random.Random) -> None:
+        """Each path of a tree, told as a linear session, is the same sample."""
+        for leaf, gen in zip(self.session.forest.leaves(), self.model.leaves(), strict=True):
+            if without_gap([step.rows for step in gen.path()], self.model.replay):
+                assert_same_samples(self.session, leaf, self.rules, [None, *self.limits(draw, 3)])
 
     def check_tree_metadata(self, tree: dict[str, Any]) -> None:
         assert [
@@ -364,6 +400,9 @@ class World:
             "total_prompt_tokens": sum(meta["prompt_tokens"] for meta in metas),
         }
         assert [row["turn"] for row in sample.metadata["lifecycle"]] == list(range(len(metas)))
+        rows = [gen.rows for gen in want.used]
+        check_rows(sample.rollout_routed_experts, rows, "routed_experts", len(want.tokens))
+        check_rows(sample.rollout_indexer_topk, rows, "indexer_topk", len(want.tokens))
         sample.check()
         return [owner for on, owner in zip(mask, want.owners, strict=True) if on and owner]
 
@@ -409,13 +448,15 @@ def play(world: World, steps: Sequence[Step]) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @few
-@given(steps=STEPS, limit=st.sampled_from((1, 1, 0, 2)), refuse_tools=st.booleans())
-def test_linear(name: str, steps: list[Step], limit: int, refuse_tools: bool) -> None:
-    play(World(name, tree=False, limit=limit, refuse_tools=refuse_tools), steps)
+@given(steps=STEPS, limit=st.sampled_from((1, 1, 0, 2)), refuse_tools=st.booleans(), replay=st.sampled_from(REPLAYS))
+def test_linear(name: str, steps: list[Step], limit: int, refuse_tools: bool, replay: Replay) -> None:
+    play(World(name, tree=False, limit=limit, refuse_tools=refuse_tools, replay=replay), steps)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @few
-@given(steps=STEPS, limit=st.sampled_from((1024, 1024, 5)))
-def test_tree(name: str, steps: list[Step], limit: int) -> None:
-    play(World(name, tree=True, limit=limit, refuse_tools=False), steps)
+@given(steps=STEPS, limit=st.sampled_from((1024, 1024, 5)), keyed=st.booleans(), replay=st.sampled_from(REPLAYS))
+def test_tree(name: str, steps: list[Step], limit: int, keyed: bool, replay: Replay) -> None:
+    world = World(name, tree=True, limit=limit, keyed=keyed, replay=replay)
+    play(world, steps)
+    world.check_lines(random.Random(len(steps)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,12 @@ def test_nothing_to_send() -> None:
         {"rollout_indexer_topk": np.full((4, 1, 1), -(2**31) - 1, dtype=np.int64)},
         {"metadata": {"x": object()}},
         {"metadata": {"x": "\ud83d"}},
+        {"tokens": np.array([float("nan"), 2, 3, 4, 5])},
+        {"tokens": np.array(["1", "2", "3", "4", "5"])},
+        {"tokens": [2**70, 2, 3, 4, 5]},
+        {"tokens": [None, 2, 3, 4, 5]},
+        {"tokens": [[1], [2, 3]]},
+        {"rollout_log_probs": ["x", "y", "z"]},
     ],
 )
 def test_values_that_do_not_fit_are_an_error(changes: dict[str, Any]) -> None:
@@ -150,6 +157,23 @@ REFUSED: dict[str, Callable[[dict[str, Any], dict[str, Any]], Any]] = {
     "sample null": lambda t, m: m.update(samples=[None]),
     "nulls null": lambda t, m: m["samples"][0].update(nulls=None),
     "nulls of numbers": lambda t, m: m["samples"][0].update(nulls=[1]),
+    "nulls of lists": lambda t, m: m["samples"][0].update(nulls=[[]]),
+    "empty_reason a number": lambda t, m: m.update(empty_reason=1),
+    "response a number": lambda t, m: m["samples"][0].update(response=1),
+    "response_length text": lambda t, m: m["samples"][0].update(response_length="3"),
+    "response_length true": lambda t, m: m["samples"][0].update(response_length=True),
+    "response_length negative": lambda t, m: m["samples"][0].update(response_length=-1),
+    "response_length of another sample": lambda t, m: m["samples"][0].update(response_length=2),
+    "unknown status": lambda t, m: m["samples"][0].update(status="done"),
+    "versions text": lambda t, m: m["samples"][0].update(weight_versions="1"),
+    "counters a list": lambda t, m: m["samples"][0].update(spec_info=[]),
+    "metadata null": lambda t, m: m["samples"][0].update(metadata=None),
+    "tokens in two dimensions": lambda t, m: t.update({"tokens.0": t["tokens.0"].reshape(1, 5)}),
+    "tokens a number": lambda t, m: t.update({"tokens.0": np.array(5)}),
+    "mask too long": lambda t, m: t.update({"loss_mask.0": np.zeros(4, dtype=np.uint8)}),
+    "log-probs in two dimensions": lambda t, m: t.update({"rollout_log_probs.0": np.zeros((3, 1))}),
+    "more response than tokens": lambda t, m: t.update({"tokens.0": t["tokens.0"][:2]}),
+    "meta in two dimensions": lambda t, m: t.update({"x": t.pop("_samples_meta")}),
 }
 
 
@@ -160,6 +184,31 @@ def test_a_payload_that_is_not_ours_is_refused(name: str) -> None:
         wire.decode(payload)
 
 
+@pytest.mark.parametrize(
+    "experts",
+    [np.zeros((5, 1, 1), dtype=np.int32), np.zeros((4, 1), dtype=np.int32), np.zeros((4, 1, 1), dtype=np.int64)],
+)
+def test_rows_that_are_not_one_for_each_token_are_refused(experts: Any) -> None:
+    tensors = load(wire.encode([sample(rollout_routed_experts=np.zeros((4, 1, 1), dtype=np.int32))], {}))
+    assert wire.decode(bytes(save(tensors))).samples[0]["rollout_routed_experts"].shape == (4, 1, 1)
+    with pytest.raises(WireError):
+        wire.decode(bytes(save({**tensors, "rollout_routed_experts.0": experts})))
+
+
+def test_a_payload_damaged_anywhere_is_refused_or_read() -> None:
+    made = wire.encode([sample(), sample(rollout_routed_experts=np.zeros((4, 2, 3), dtype=np.int32))], {"a": 1})
+    draw, refused = random.Random(3), 0
+    for _ in range(2000):
+        damaged = bytearray(made)
+        at = draw.randrange(len(made))
+        damaged[at : at + draw.randrange(3)] = draw.choice((b"", b"null", b"[]", bytes([draw.randrange(256)])))
+        try:
+            wire.apply(wire.decode(bytes(damaged)), Sample())
+        except WireError:
+            refused += 1
+    assert 1000 < refused < 2000
+
+
 @pytest.mark.parametrize("payload", [b"", b"{}", b"x" * 100, b"\x08\0\0\0\0\0\0\0{}      "])
 def test_bytes_that_are_no_safetensors_file(payload: bytes) -> None:
     with pytest.raises(WireError):
@@ -167,6 +216,8 @@ def test_bytes_that_are_no_safetensors_file(payload: bytes) -> None:
 
 
 def test_laid_over_a_sample() -> None:
+    more = wire.decode(rewritten(lambda t, m: m["samples"][0]["spec_info"].update(newer=1)))
+    assert wire.apply(more, Sample())[0].spec_info == Sample().spec_info
     base = Sample(index=7, reward=0.5, metadata={"mine": 1, "both": "base"}, label="x")
     reply = wire.decode(wire.encode([sample(metadata={"both": "row"})], {"both": "session", "theirs": 2}))
     (linear,) = wire.apply(reply, base)

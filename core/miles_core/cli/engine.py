@@ -27,7 +27,7 @@ POLL = 0.5
 @click.option("--engine", "name", required=True, metavar="NAME", help="The engine plugin, such as local.")
 @click.option("--model", metavar="DIR", help="The weights; --checkpoint by default.")
 @click.option("--checkpoint", "--hf-checkpoint", metavar="DIR", help="The tokenizer; --model by default.")
-@click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family.")
+@click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family, or auto.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", default=0, show_default=True, help="Port; 0 takes a free one.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE FLAGS]...")
@@ -44,6 +44,7 @@ def command(
 ) -> None:
     """Load the plugin, start the engine, wait for a signal or its end."""
     from miles_core.plugins import Registry
+    from miles_core.plugins.families import resolve
 
     given = model or checkpoint
     if given is None:
@@ -51,16 +52,17 @@ def command(
     if "://" in name:
         raise ConfigError(f"--engine {name}: that one runs already; give the name of an engine to start, such as local")
     stdout = claim_stdout()
+    registry, tokenizer = Registry.discover(), located(checkpoint or given)
     config = EngineConfig(
         model=located(given),
-        checkpoint=located(checkpoint or given),
-        tito_model=tito_model,
+        checkpoint=tokenizer,
+        tito_model=resolve(registry, tito_model, tokenizer),
         host=host,
         port=port,
         options=options,
         progress=lambda line: click.echo(line, err=True),
     )
-    engine: Engine = Registry.discover().load("engine", name).call("launch_engine", config)
+    engine: Engine = registry.load("engine", name).call("launch_engine", config)
     try:
         with _stop_signals() as stop:  # before the URL is out: whoever reads it may send one at once
             for url in engine.urls:

@@ -125,11 +125,13 @@ def open_reader(run: Mapping[str, Any], checkpoint: str | None) -> Reader:
 
 def _parser(selector: str | None, tokenizer: Any, checkpoint: str) -> Callable[[Sequence[int]], Mapping[str, Any]]:
     from miles_core.plugins import Registry
+    from miles_core.plugins.families import family_of, resolve
 
     if not selector:
         raise ConfigError("the run has no model family noted")
-    plugin = Registry.discover().load("family", selector)
-    family = plugin.call("tito_family").bind(tokenizer, plugin.revision, checkpoint=checkpoint)
+    registry = Registry.discover()
+    plugin = registry.load("family", resolve(registry, selector, checkpoint))
+    family = family_of(plugin).bind(tokenizer, plugin.revision)
     parse: Callable[[Sequence[int]], Mapping[str, Any]] = family.parse
     return parse
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.command("serve", help="Run the session server.", epilog="Several --engine URLs share the sessions.")
 @click.option("--checkpoint", "--hf-checkpoint", metavar="DIR|ID", help="The tokenizer; --model's by default.")
 @click.option("--model", metavar="DIR|ID", help="The weights, for an engine we start; --checkpoint by default.")
-@click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family.")
+@click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family, or auto.")
 @click.option(
     "--engine", "engines", multiple=True, required=True, metavar="URL|NAME", help="Engine URLs, or one engine's name."
 )
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     "--chat-template-path", default=None, metavar="FILE",
     help="A chat template; only for --tito-model default, since a named family brings its own.",
 )  # fmt: skip
+@click.option("--strict-template", is_flag=True, help="Refuse a checkpoint whose own template differs from ours.")
 @click.option("--max-seq-len", default=None, type=int, help="Cut samples at this many tokens unless asked otherwise.")
 @click.option("--use-rollout-routing-replay", "routing_replay", is_flag=True, help="Record the routed experts.")
 @click.option("--use-rollout-indexer-replay", "indexer_replay", is_flag=True, help="Record the indexer's choices.")
@@ -72,7 +73,9 @@ if TYPE_CHECKING:
 def command(engines: tuple[str, ...], history: str | None, use_session_server: str | None, **flags: Any) -> None:
     """Check the flags, start the engine if it is ours, serve until a signal."""
     from miles_core.plugins import Registry
+    from miles_core.plugins.families import resolve
     from miles_core.server.run import serve
+    from miles_core.server.service import load_parts
     from miles_core.server.settings import ServerSettings
 
     flags["history"] = _history(history, use_session_server)
@@ -81,11 +84,14 @@ def command(engines: tuple[str, ...], history: str | None, use_session_server: s
     if flags["checkpoint"] is None:
         raise ConfigError("--checkpoint is missing: give the directory (or id) that holds the model's tokenizer")
     registry = Registry.discover()
+    flags["tito_model"] = resolve(registry, flags["tito_model"], flags["checkpoint"])
     flags["chat_template_kwargs"] = template_kwargs(flags.pop("apply_chat_template_kwargs"))
     settings = ServerSettings(engine_urls=(), **flags)
     for number in (signal.SIGINT, signal.SIGTERM):
         # uvicorn sends itself the signal again when it has shut down: end, and stop the engine on the way
         signal.signal(number, lambda *_: sys.exit(0))
+    if settings.strict_template:
+        load_parts(settings, registry)  # a refusal should not have to wait for an engine
     with ExitStack() as stack:
         urls = _engine_urls(engines, model or checkpoint, settings, registry, stack)
         settings = replace(settings, engine_urls=urls)

@@ -86,6 +86,8 @@ def _of_function(kind: Kind, module: ModuleType, function: AnyCallable, hook: st
             "  name the function after the one it is, or name its module instead"
         )
     found = {other: impl for other, impl in _of_module(kind, module) if impl is not function and other != name}
+    if any(hook == name and impl is not function for hook, impl in _of_module(kind, module)):
+        found.pop("message_key", None)  # it sorts messages by what the module's own matcher says, not this one
     for other in kind.hooks:
         beside = getattr(function, "__dict__", {}).get(other)
         if other != name and callable(beside):

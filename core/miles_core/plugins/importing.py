@@ -16,9 +16,15 @@ from miles_core.errors import PluginLoadError
 from miles_core.plugins.records import PluginRecord
 from miles_core.plugins.wording import meant
 
+LONGEST_TEXT = 1000
+"""Characters of an exception's text that messages have."""
+
 
 def import_target(record: PluginRecord) -> tuple[ModuleType, object]:
-    """The module and the object that `record` names (the same one if it names a module)."""
+    """The module and the object that `record` names (the same one if it names a module).
+
+    A module may put another object in its place (`sys.modules[__name__] = …`): that is then the object.
+    """
     if not record.distribution:
         return _import_dotted(record.target)
     name, _, attribute = record.target.partition(":")
@@ -26,23 +32,28 @@ def import_target(record: PluginRecord) -> tuple[ModuleType, object]:
     if module is None:
         advice = f"is {record.distribution} installed whole? reinstall it, or tell its author"
         raise PluginLoadError(f"cannot be imported: there is no module {name!r}\n  {advice}")
-    return module, _attribute(module, attribute.split(".") if attribute else [])
+    return _as_module(module, name), _attribute(module, name, attribute.split(".") if attribute else [])
+
+
+def _as_module(found: object, name: str) -> ModuleType:
+    return found if isinstance(found, ModuleType) else ModuleType(name)
 
 
 def _import_dotted(path: str) -> tuple[ModuleType, object]:
     """Import the longest prefix of `path` that is a module; the rest are attributes."""
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
-        module = _import(".".join(parts[:length]), None)
+        name = ".".join(parts[:length])
+        module = _import(name, None)
         if module is not None:
-            return module, _attribute(module, parts[length:])
+            return _as_module(module, name), _attribute(module, name, parts[length:])
     raise PluginLoadError(
         f"cannot be imported: there is no module {parts[0]!r}\n"
         f"  is its directory on PYTHONPATH? the current one is {os.getcwd()}"
     )
 
 
-def _import(name: str, record: PluginRecord | None) -> ModuleType | None:
+def _import(name: str, record: PluginRecord | None) -> object | None:
     """Import one module; None if it does not exist, as opposed to failing in what it imports itself."""
     try:
         return import_module(name)
@@ -63,6 +74,8 @@ def _refuse(error: BaseException, module: str, advice: str) -> NoReturn:
 def _missing(error: ModuleNotFoundError, record: PluginRecord | None) -> str:
     if record is not None and record.extras:
         return f"install what it needs: pip install '{record.distribution}[{','.join(record.extras)}]'"
+    if (error.name or "").partition(".")[0] == "miles":
+        return "install miles, or let miles-plugins rollout stand in for it with --compat miles"
     return f"install what provides {error.name or 'it'}, or tell its author"
 
 
@@ -90,16 +103,18 @@ def said(error: BaseException, module: str = "") -> str:
 
 
 def _text(error: BaseException) -> str:
-    """One line of the exception's text; a plugin's own exception may fail even at that."""
+    """One line of the exception's text, of bounded length; a plugin's own exception may fail even at that."""
     try:
-        return " ".join(str(error).split())
-    except Exception:
+        text = " ".join(str(error).split())
+    except (Exception, SystemExit):
         return ""
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[:LONGEST_TEXT]}…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def _attribute(module: ModuleType, names: list[str]) -> object:
-    value: object = module
-    path = module.__name__
+def _attribute(module: object, module_name: str, names: list[str]) -> object:
+    value, path = module, module_name
     for name in names:
         try:
             value = getattr(value, name)
@@ -107,9 +122,10 @@ def _attribute(module: ModuleType, names: list[str]) -> object:
             raise
         except AttributeError as error:
             close = meant(name, (known for known in dir(value) if not known.startswith("_")))
-            advice = f"did you mean {close}?" if close else f"look into {module.__file__ or path}"
+            file = getattr(module, "__file__", None)
+            advice = f"did you mean {close}?" if close else f"look into {file or path}"
             raise PluginLoadError(f"cannot be loaded: {path} has no attribute {name!r}\n  {advice}") from error
         except BaseException as error:
-            _refuse(error, module.__name__, _advice(error))
+            _refuse(error, module_name, _advice(error))
         path = f"{path}.{name}"
     return value

@@ -23,15 +23,15 @@ class Kind:
 
 _KINDS = (
     Kind("family", "miles.tito_families", "tito_family", ("tito_family", "configure_sglang"), "--tito-model"),
-    Kind("agent", "miles.agents", "run_agent", ("run_agent", "abort"), "--agent"),
+    Kind("agent", "miles.agents", "run_agent", ("run_agent", "abort", "add_arguments", "configure_agent"), "--agent"),
     Kind("generator", "miles.generators", "generate", ("generate", "add_arguments"), "--generate"),
-    Kind("matcher", "miles.matchers", "message_matches", ("message_matches",), "--message-matcher"),
+    Kind("matcher", "miles.matchers", "message_matches", ("message_matches", "message_key"), "--message-matcher"),
     Kind("engine", "miles.engines", "launch_engine", ("launch_engine", "configure_sglang"), "--engine"),
     Kind(
         "sample-hook",
         "miles.sample_hooks",
         None,
-        ("pick_samples", "postprocess_samples"),
+        ("pick_samples", "postprocess_samples", "keep_group"),
         "--sample-hook",
     ),
 )

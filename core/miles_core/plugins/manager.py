@@ -31,11 +31,8 @@ class Manager:
 
     def load(self, record: PluginRecord, hook: str | None) -> Plugin:
         """Import, check and register; the text of the PluginLoadError goes on a sentence about the plugin."""
-        kind = KINDS[record.kind]
-        module, target = import_target(record)
-        _check_version(kind, module)
-        plugin = Plugin(record, _hooks(kind, module, target, hook), module, target)
-        record.hooks = tuple(name for name in kind.hooks if plugin.has(name))
+        plugin = _looked_into(record, hook)
+        record.hooks = tuple(name for name in KINDS[record.kind].hooks if plugin.has(name))
         try:
             self._pluggy.register(_Bag(plugin), f"{record.kind} {record.selector} {hook or ''}".rstrip())
         except (pluggy.PluginValidationError, ValueError) as error:
@@ -48,14 +45,18 @@ class Manager:
         return results
 
 
-def _hooks(kind: Kind, module: ModuleType, target: object, hook: str | None) -> dict[str, Any]:
-    """`collect`, where an object that raises at being looked at is a broken plugin like any other."""
+def _looked_into(record: PluginRecord, hook: str | None) -> Plugin:
+    """The plugin, imported and checked; an object that raises at being looked at is broken like any other."""
+    kind = KINDS[record.kind]
     try:
-        return collect(kind, module, target, hook)
+        module, target = import_target(record)
+        _check_version(kind, module)
+        return Plugin(record, collect(kind, module, target, hook), module, target)
     except (PluginLoadError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise PluginLoadError(f"cannot be looked into: {said(error, module.__name__)}\n  tell its author") from error
+        module_name = record.target.partition(":")[0]
+        raise PluginLoadError(f"cannot be looked into: {said(error, module_name)}\n  tell its author") from error
 
 
 class _Bag:

@@ -43,23 +43,41 @@ def adapted(hook: str, function: AnyCallable) -> AnyCallable:
     return _by_name(function, parameters, given)
 
 
+_GENERATE_FORMS = "write generate(input), or generate(args, sample, sampling_params[, evaluation])"
+
+
 def generate_form(function: AnyCallable) -> Literal["input", "args"]:
     """Which form a generate function has: `"input"`, or the older one that begins with `"args"`.
 
-    The older one is `(args, sample, sampling_params[, evaluation])`; what counts is how many arguments must
-    be given. Raises PluginLoadError for neither.
+    The older one is `(args, sample, sampling_params[, evaluation])`. What counts is how many arguments must be given;
+    where defaults or `*args` leave both open, the names `input`, or `args` and `sample`, tell. Raises PluginLoadError
+    for neither form, and for what could be both.
     """
     parameters = _parameters("generate", function)
-    required = [p for p in parameters.values() if p.default is Parameter.empty and _is_named(p)]
-    if all(p.kind in _POSITIONAL for p in required):
-        if len(required) == 1:
-            return "input"
-        if len(required) in (3, 4):
+    kinds = {p.kind for p in parameters.values()}
+    positional = [p for p in parameters.values() if p.kind in _POSITIONAL]
+    names = [p.name for p in positional]
+    required = sum(p.default is Parameter.empty for p in positional)
+    by_keyword = {p.name for p in parameters.values() if p.default is p.empty and p.kind is p.KEYWORD_ONLY}
+    open_end = Parameter.VAR_POSITIONAL in kinds
+    if by_keyword <= {"evaluation"} and required <= 4 and (len(names) >= 3 or open_end):
+        if required >= 3 or names[:2] == ["args", "sample"]:
             return "args"
+    if not by_keyword and required <= 1 and names:
+        if names[0] == "input" or (not open_end and names[1:2] != ["sample"] and (required or len(names) < 3)):
+            return "input"
+    both = not by_keyword and required <= 1 and (len(names) >= 3 or open_end)
     raise PluginLoadError(
-        f"has generate({', '.join(parameters)}), which is neither form of a generate function\n"
-        "  write generate(input), or generate(args, sample, sampling_params[, evaluation])"
+        f"has generate({', '.join(map(_spelled, parameters.values()))}), which "
+        f"{'could be either form' if both else 'is neither form'} of a generate function\n  {_GENERATE_FORMS}"
     )
+
+
+def _spelled(parameter: Parameter) -> str:
+    """A parameter's name as it stands in a signature, with its stars."""
+    if parameter.kind is Parameter.VAR_POSITIONAL:
+        return f"*{parameter.name}"
+    return f"**{parameter.name}" if parameter.kind is Parameter.VAR_KEYWORD else parameter.name
 
 
 def is_async(function: AnyCallable) -> bool:

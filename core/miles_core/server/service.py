@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,15 @@ import orjson
 
 from miles_core.engine.client import EngineClient, EngineReply
 from miles_core.engine.route import Router
-from miles_core.errors import ConfigError, EngineUnreachable, Overloaded, PluginContractError, RequestError
+from miles_core.errors import (
+    ConfigError,
+    EngineUnreachable,
+    Overloaded,
+    RequestError,
+)
 from miles_core.plugins import Plugin, Registry
+from miles_core.plugins.families import family_of, resolve
+from miles_core.server.matching import guarded_key, guarded_matcher
 from miles_core.server.settings import ServerSettings
 from miles_core.session import wire
 from miles_core.session.assemble import assemble_path
@@ -33,8 +40,9 @@ from miles_core.session.turn import (
     commit_turn,
     prepare_turn,
 )
-from miles_core.tito import BoundFamily, ChatTemplate, TitoFamily, load_tokenizer
-from miles_core.types import Message
+from miles_core.tito import BoundFamily, ChatTemplate, load_tokenizer
+from miles_core.tito.drift import check_template
+from miles_core.tito.tokenizer import special_token_variables
 
 log = logging.getLogger("miles.server")
 
@@ -62,22 +70,17 @@ class Parts:
 def load_family(
     registry: Registry, selector: str, checkpoint: str, template_path: str | None
 ) -> tuple[BoundFamily, Plugin]:
-    """The selected family bound to the checkpoint. Raises PluginError or ConfigError."""
-    plugin = registry.load("family", selector)
-    family = plugin.call("tito_family")
-    if not isinstance(family, TitoFamily):
-        raise PluginContractError(
-            f"{plugin.describe()}: tito_family returned {type(family).__name__}, expected a TitoFamily"
-        )
-    template = None
+    """The selected family (`auto`: the one detected) bound to the checkpoint. Raises PluginError or ConfigError."""
+    plugin = registry.load("family", resolve(registry, selector, checkpoint))
+    family = family_of(plugin)
+    tokenizer, template = load_tokenizer(checkpoint), None
     if template_path is not None:
         try:
             text = Path(template_path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--chat-template-path {template_path}: {error}") from error
-        template = ChatTemplate(text, source=template_path)
-    tokenizer = load_tokenizer(checkpoint)
-    return family.bind(tokenizer, plugin.revision, template=template, checkpoint=checkpoint), plugin
+        template = ChatTemplate(text, source=template_path, variables=special_token_variables(tokenizer.source))
+    return family.bind(tokenizer, plugin.revision, template=template), plugin
 
 
 def load_parts(settings: ServerSettings, registry: Registry) -> Parts:
@@ -87,6 +90,7 @@ def load_parts(settings: ServerSettings, registry: Registry) -> Parts:
         family.merge_kwargs(settings.chat_template_kwargs)
     except RequestError as error:
         raise ConfigError(f"--apply-chat-template-kwargs: {error.message}") from error
+    check_template(family, strict=settings.strict_template)
     matcher = registry.load("matcher", settings.message_matcher)
     pick = postprocess = None
     if settings.history == "tree":
@@ -128,21 +132,6 @@ def _sample_hook(plugin: Plugin, hook: str) -> SampleHook:
     return SampleHook(f"{hook} of {plugin.describe()}", lambda samples, metadata: plugin.call(hook, samples, metadata))
 
 
-def guarded_matcher(plugin: Plugin) -> Callable[[Message, Message], bool]:
-    """The matcher's function; anything but a bool from it is a PluginContractError, never a decision."""
-
-    def matches(stored: Message, replayed: Message) -> bool:
-        answer = plugin.call("message_matches", stored, replayed)
-        if not isinstance(answer, bool):
-            raise PluginContractError(
-                f"{plugin.describe()}: message_matches returned {answer!r} ({type(answer).__name__}), "
-                "expected True or False"
-            )
-        return answer
-
-    return matches
-
-
 @dataclass(frozen=True)
 class TurnOutcome:
     """How a turn ended: the engine's own refusal, or a checked generation."""
@@ -163,7 +152,11 @@ class SessionService:
         self.rules = TurnRules(
             family=parts.family,
             matches=guarded_matcher(parts.matcher),
-            policy=TreePolicy() if settings.history == "tree" else LinearPolicy(settings.max_rollback),
+            policy=(
+                TreePolicy(key=guarded_key(parts.matcher))
+                if settings.history == "tree"
+                else LinearPolicy(settings.max_rollback)
+            ),
             chat_template_kwargs=settings.chat_template_kwargs,
             reject_control_tokens=settings.reject_control_tokens,
             on_tools_change=settings.on_tools_change,

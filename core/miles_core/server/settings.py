@@ -38,6 +38,7 @@ class ServerSettings:
     lora_path: str | None = None
     reject_control_tokens: bool = False
     on_tools_change: str = "keep"
+    strict_template: bool = False
     keepalive_seconds: float = 15.0
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from miles_core.errors import InvariantError
-from miles_core.session.routing import Replay, join_rows, recorded_metas
+from miles_core.session.routing import Replay, join_rows, usable_turns
 from miles_core.session.tree import Node
 from miles_core.session.turn import Session
 from miles_core.tito import BoundFamily
@@ -43,13 +43,17 @@ class AssembledSample:
     has_reward: bool = False
 
     def check(self) -> None:
-        """Raise InvariantError unless the lengths agree; called before anything is sent."""
+        """Raise InvariantError unless lengths and values agree; called before anything is sent."""
         lengths = (len(self.loss_mask), len(self.rollout_log_probs))
         if lengths != (self.response_length, self.response_length) or self.response_length > len(self.tokens):
             raise InvariantError(
                 f"sample lengths disagree: loss_mask {lengths[0]}, rollout_log_probs {lengths[1]}, "
                 f"response_length {self.response_length}, tokens {len(self.tokens)}"
             )
+        if ((self.loss_mask != 0) & (self.loss_mask != 1)).any():
+            raise InvariantError("loss_mask has values other than 0 and 1")
+        if not np.isfinite(self.rollout_log_probs).all():
+            raise InvariantError("rollout_log_probs has values that are not finite")
         for name in ("rollout_routed_experts", "rollout_indexer_topk"):
             rows = getattr(self, name)
             if rows is not None and len(rows) != len(self.tokens) - 1:
@@ -91,11 +95,12 @@ def assemble_path(
     Stops at the first turn that is not completed. Raises SampleError (422) for routing rows that do not join.
     """
     replay = replay or Replay()
-    metas = recorded_metas(path, replay)
-    used, line, cut = _walk(path, max_seq_len, len(metas))
+    used, line, cut = _walk(path, max_seq_len, len(path))
+    if (turns := usable_turns(used, replay)) < len(used):
+        used, line, cut = _walk(path, max_seq_len, turns)
     if not used:
         return None
-    experts, indexer = join_rows(used, metas, replay, len(line.tokens))
+    experts, indexer = join_rows(used, replay, len(line.tokens))
     start = used[0].prompt_length
     last = used[-1]
     sample = AssembledSample(
@@ -105,7 +110,7 @@ def assemble_path(
         response=family.tokenizer.decode(line.tokens[start:]),
         response_length=len(line.tokens) - start,
         status=_status(session, path, last, cut),
-        weight_versions=[node.facts.weight_version for node in used],
+        weight_versions=[version for node in used for version in node.facts.weight_versions],
         prefix_cache_info={
             "cached_tokens": sum(n.facts.cached_tokens for n in used),
             "total_prompt_tokens": sum(n.facts.prompt_tokens for n in used),

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from miles_core.errors import PluginError, SampleError
+from miles_core.errors import InvariantError, MilesError, PluginError, SampleError, WireError
+from miles_core.session import wire
 from miles_core.session.assemble import AssembledSample, assemble_path
 from miles_core.session.routing import Replay
 from miles_core.session.tree import Forest, Node
 from miles_core.session.turn import Session
 from miles_core.tito import BoundFamily
 from miles_core.types import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
+
+TOKEN_FIELDS = ("tokens", "loss_mask", "rollout_log_probs")
+"""What every sample has, one entry for each token of the whole or of the response."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +66,23 @@ def leaf_samples(
     replay: Replay | None = None,
 ) -> list[AssembledSample]:
     """One sample per leaf, picked and finished. Raises SampleError (422) naming the hook that broke its contract."""
-    samples = []
+    given: dict[int, tuple[Sample, AssembledSample]] = {}
     for leaf in session.forest.leaves():
         assembled = assemble_path(session, leaf.path(), family, max_seq_len=max_seq_len, replay=replay)
         if assembled is not None:
-            samples.append(_as_sample(assembled, leaf))
-    picked = _pick(pick, samples, session_metadata)
-    finished = _call(postprocess, picked, session_metadata)
+            sample = _as_sample(assembled, leaf)
+            given[id(sample)] = (sample, assembled)
+    picked = _pick(pick, [sample for sample, _ in given.values()], session_metadata)
+    finished = _call(postprocess, list(picked), session_metadata)
     if not isinstance(finished, list) or not all(isinstance(sample, Sample) for sample in finished):
-        raise SampleError(f"{postprocess.name} returned {type(finished).__name__}, expected a list of Sample")
-    return [_checked(postprocess, sample) for sample in finished]
+        raise SampleError(f"{postprocess.name} returned {_described(finished)}, expected a list of Sample")
+    return [_checked(postprocess, sample, given) for sample in finished]
+
+
+def _described(value: Any) -> str:
+    if not isinstance(value, list):
+        return type(value).__name__
+    return f"a list that holds {next(type(item).__name__ for item in value if not isinstance(item, Sample))}"
 
 
 def _as_sample(assembled: AssembledSample, leaf: Node) -> Sample:
@@ -98,14 +110,19 @@ def _as_sample(assembled: AssembledSample, leaf: Node) -> Sample:
 
 def _call(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) -> Any:
     try:
-        return hook.call(samples, copy.deepcopy(dict(metadata)))
+        found = hook.call(samples, copy.deepcopy(dict(metadata)))
     except PluginError as error:
         raise SampleError(error.message) from error
+    except MilesError as error:  # an error of ours that the hook raised is its fault all the same
+        raise SampleError(f"{hook.name} failed: {type(error).__name__}: {error.message}") from error
+    if inspect.iscoroutine(found):
+        found.close()
+    return found
 
 
 def _pick(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) -> list[Sample]:
     """The picked samples; the hook sees copies, so that what it changes is found and has no effect."""
-    shown = copy.deepcopy(samples)
+    shown = [_copied(sample) for sample in samples]
     originals = {id(copied): sample for copied, sample in zip(shown, samples, strict=True)}
     picked = _call(hook, list(shown), metadata)
     if not isinstance(picked, list):
@@ -120,6 +137,20 @@ def _pick(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) 
     return [originals[id(sample)] for sample in picked]
 
 
+def _copied(sample: Sample) -> Sample:
+    """A copy to look at: long fields in one go, arrays as views that cannot be written to."""
+    out = copy.copy(sample)
+    for each in fields(Sample):
+        value = getattr(sample, each.name)
+        if isinstance(value, np.ndarray):
+            value = value.view()
+            value.flags.writeable = False
+            setattr(out, each.name, value)
+        else:
+            setattr(out, each.name, list(value) if each.name in TOKEN_FIELDS and value else copy.deepcopy(value))
+    return out
+
+
 def _same(left: Sample, right: Sample) -> bool:
     """Whether two samples agree in every field; rows of experts are arrays, which `==` does not compare to a bool."""
     pairs = [(getattr(left, field.name), getattr(right, field.name)) for field in fields(Sample)]
@@ -131,25 +162,48 @@ def _same(left: Sample, right: Sample) -> bool:
     )
 
 
-def _checked(hook: SampleHook, sample: Sample) -> AssembledSample:
-    """A finished sample, ready for the wire."""
-    if sample.loss_mask is None or sample.rollout_log_probs is None:
-        raise SampleError(f"{hook.name} returned a sample without loss_mask or rollout_log_probs")
+def _checked(hook: SampleHook, sample: Sample, given: Mapping[int, tuple[Sample, AssembledSample]]) -> AssembledSample:
+    """A finished sample, ready for the wire; `given` has the leaves' own ones by identity."""
+    missing = [name for name in TOKEN_FIELDS if getattr(sample, name) is None]
+    if missing:
+        raise SampleError(f"{hook.name} returned a sample without {' and '.join(missing)}")
     try:
         sample.validate()
-        return _to_wire(sample)
-    except (TypeError, ValueError) as error:
+        out = _to_wire(sample)
+        out.check()
+        wire.check_row(out)
+    except (AttributeError, TypeError, ValueError, WireError, InvariantError) as error:
         raise SampleError(f"{hook.name} returned a sample that does not hold together: {error}") from error
+    own = given.get(id(sample))
+    if own is None or _made_up(out, own[1]) is not None:
+        found = [_made_up(out, assembled) for _, assembled in given.values()]
+        if None not in found:
+            at = max(position for position in found if position is not None) if found else 0
+            raise SampleError(
+                f"{hook.name} returned a sample that trains token {at}, which the engine did not sample there with "
+                "that log-probability; a mask may be cleared, and not set"
+            )
+    return out
+
+
+def _made_up(sample: AssembledSample, known: AssembledSample) -> int | None:
+    """The first position that is trained on and was not sampled there in `known`, if there is any."""
+    start, front = len(sample.tokens) - sample.response_length, len(known.tokens) - known.response_length
+    at = np.flatnonzero(sample.loss_mask) + start
+    inside = at[(at >= front) & (at < len(known.tokens))]
+    same = (
+        (known.loss_mask[inside - front] == 1)
+        & (known.tokens[inside] == sample.tokens[inside])
+        & (known.rollout_log_probs[inside - front] == sample.rollout_log_probs[inside - start])
+    )
+    if len(inside) == len(at) and same.all():
+        return None
+    return int(np.setdiff1d(at, inside[same])[0])
 
 
 def _to_wire(sample: Sample) -> AssembledSample:
-    mask: Sequence[int] = sample.loss_mask or ()
-    if not set(mask) <= {0, 1}:
-        raise ValueError("loss_mask has values other than 0 and 1")
     return AssembledSample(
-        tokens=np.array(sample.tokens, dtype=np.int64),
-        loss_mask=np.array(mask, dtype=np.uint8),
-        rollout_log_probs=np.array(sample.rollout_log_probs, dtype=np.float64),
+        **{name: wire.fitted(name, getattr(sample, name), dtype) for name, dtype in wire.TENSORS.items()},
         response=sample.response,
         response_length=sample.response_length,
         status=SampleStatus(sample.status).value,
@@ -157,8 +211,6 @@ def _to_wire(sample: Sample) -> AssembledSample:
         prefix_cache_info=dict(sample.prefix_cache_info.__dict__),
         spec_info=dict(sample.spec_info.__dict__),
         metadata=sample.metadata,
-        rollout_routed_experts=sample.rollout_routed_experts,
-        rollout_indexer_topk=sample.rollout_indexer_topk,
         reward=sample.reward,
         has_reward=True,
     )

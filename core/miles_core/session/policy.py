@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,9 @@ from miles_core.types import Message, Tool
 
 Matcher = Callable[[Message, Message], bool]
 """`(stored, replayed) -> bool`; a fault in it is raised, never read as an answer."""
+
+MessageKey = Callable[[Message], Hashable]
+"""What a matcher sorts messages by: equal for any two that it calls the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,10 @@ class HistoryPolicy(Protocol):
     def position(
         self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
     ) -> Position:
-        """Place a request; `tools` are None if it names none. Raises HistoryError if it fits nowhere."""
+        """Place a request; `tools` are None if it names none, and `forest`'s own object if it knows equal ones.
+
+        Raises HistoryError if it fits nowhere.
+        """
         ...
 
     def accepts(self, forest: Forest, position: Position) -> bool:
@@ -86,8 +92,10 @@ class LinearPolicy:
 class TreePolicy:
     """A forest that only grows: a request extends the deepest generation it agrees with, or starts a new root."""
 
-    def __init__(self, max_nodes: int = 1024) -> None:
+    def __init__(self, max_nodes: int = 1024, key: MessageKey | None = None) -> None:
         self.max_nodes = max_nodes
+        self._key = key
+        """Narrows down which generations the matcher is asked about; without it, it is asked about all."""
 
     def position(
         self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
@@ -109,17 +117,14 @@ class TreePolicy:
     def _deepest(
         self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
     ) -> Node | None:
-        best: Node | None = None
-        waiting = [node for node in forest.children(None) if tools is None or node.tools == tools]
-        while waiting:
-            node = waiting.pop()
-            start = node.num_messages - len(node.messages)
-            if node.num_messages > len(messages) or not all(map(matches, node.messages, messages[start:])):
-                continue
-            if best is None or (node.num_messages, node.seq) > (best.num_messages, best.seq):
-                best = node
-            waiting.extend(forest.children(node))
-        return best
+        agreement = _Agreement(messages, matches)
+        if self._key is None:
+            return _deepest_of_all(forest, tools, agreement)
+        for ends in reversed(forest.index.along(map(self._key, messages))):
+            for node in reversed(ends):
+                if (tools is None or node.tools is tools) and agreement.with_path_of(node):
+                    return node
+        return None
 
     def _check_room(self, forest: Forest) -> None:
         if len(forest.nodes) >= self.max_nodes:
@@ -131,7 +136,47 @@ class TreePolicy:
 
     def commit(self, forest: Forest, node: Node) -> None:
         """One more generation; nothing is ever let go."""
+        keys = None if self._key is None else [self._key(message) for message in node.messages]
         forest.add(node)
+        if keys is not None:
+            forest.index.add(node, keys)
+
+
+class _Agreement:
+    """Whether a request's messages begin with those of a generation's path; asks about each generation once."""
+
+    def __init__(self, messages: Sequence[Message], matches: Matcher) -> None:
+        self._messages = messages
+        self._matches = matches
+        self._known: dict[int, bool] = {}
+
+    def with_own(self, node: Node) -> bool:
+        """The messages that the generation brought."""
+        if node.num_messages > len(self._messages):
+            return False
+        start = node.num_messages - len(node.messages)
+        return all(map(self._matches, node.messages, self._messages[start : node.num_messages]))
+
+    def with_path_of(self, node: Node) -> bool:
+        """The messages from the root on."""
+        agrees = True
+        for step in node.path():
+            if step.id not in self._known:
+                self._known[step.id] = agrees and self.with_own(step)
+            agrees = self._known[step.id]
+        return agrees
+
+
+def _deepest_of_all(forest: Forest, tools: Sequence[Tool] | None, agreement: _Agreement) -> Node | None:
+    best: Node | None = None
+    waiting = [node for node in forest.children(None) if tools is None or node.tools is tools]
+    while waiting:
+        node = waiting.pop()
+        if agreement.with_own(node):
+            if best is None or (node.num_messages, node.seq) > (best.num_messages, best.seq):
+                best = node
+            waiting.extend(forest.children(node))
+    return best
 
 
 def _count_matching(path: Sequence[Node], messages: Sequence[Message], matches: Matcher) -> int:

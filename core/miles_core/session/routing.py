@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 
 from miles_core.errors import SampleError
+from miles_core.session.answer import RowText
 from miles_core.session.tree import Node
 
 Rows = np.ndarray[Any, np.dtype[np.int32]]
@@ -43,77 +43,100 @@ def request_fields(replay: Replay, base: Node | None, kept: int) -> dict[str, An
     return fields
 
 
-Meta = dict[str, Any]
-"""The `meta_info` of a turn's answer."""
+def usable_turns(used: Sequence[Node], replay: Replay) -> int:
+    """How many turns of a sample may stay: those before the first that lacks rows which earlier turns had.
 
-
-def recorded_metas(path: Sequence[Node], replay: Replay) -> list[Meta]:
-    """The `meta_info` of the turns up to the first that lacks rows which earlier turns had.
-
-    Empty objects where nothing is recorded for replay: the answers are not read then. Raises SampleError for such a
-    gap when rows come incrementally: what follows could not be joined.
+    Raises SampleError for such a gap when rows come incrementally: what follows could not be joined.
     """
     wanted = [key for key, on in (("routed_experts", replay.experts), ("indexer_topk", replay.indexer)) if on]
     if not wanted:
-        return [{} for _ in path]
-    metas: list[Meta] = []
+        return len(used)
     seen = False
-    for number, node in enumerate(path):
-        meta = orjson.loads(node.reply)["choices"][0].get("meta_info") or {}
-        there = all(meta.get(key) is not None for key in wanted)
+    for number, node in enumerate(used):
+        there = all(key in node.answer.rows for key in wanted)
         if replay.incremental and not there:
             raise SampleError(f"turn {number} has no routing rows, and the turns after it hold only later ones")
         if seen and not there:
-            break
+            return number
         seen = seen or there
-        metas.append(meta)
-    return metas
+    return len(used)
 
 
-def join_rows(
-    used: Sequence[Node], metas: Sequence[Meta], replay: Replay, length: int
-) -> tuple[Rows | None, Rows | None]:
+def join_rows(used: Sequence[Node], replay: Replay, length: int) -> tuple[Rows | None, Rows | None]:
     """Experts' and indexer's rows of a sample of `length` tokens: `length - 1` each, or None.
 
     Raises SampleError (422) with the numbers where a turn's rows do not fit.
     """
-    experts: Rows | None = None
-    indexer: Rows | None = None
-    for number, (node, meta) in enumerate(zip(used, metas, strict=False)):
-        if replay.experts and meta.get("routed_experts") is not None:
-            start = int(node.request.get("routed_experts_start_len") or 0)
-            experts = _extended(
-                experts, meta["routed_experts"], replay.layers, node, start, f"turn {number}: routed_experts"
-            )
-        if replay.indexer and meta.get("indexer_topk") is not None:
-            layers = meta.get("indexer_topk_num_layers")
-            indexer = _extended(indexer, meta["indexer_topk"], layers, node, 0, f"turn {number}: indexer_topk")
-    return _cut(experts, length), _cut(indexer, length)
+    experts = _joined("routed_experts", used, replay, length) if replay.experts else None
+    indexer = _joined("indexer_topk", used, replay, length) if replay.indexer else None
+    return experts, indexer
 
 
-def _extended(held: Rows | None, text: Any, layers: Any, node: Node, start: int, where: str) -> Rows:
-    have = 0 if held is None else len(held)
+@dataclass(frozen=True)
+class _Part:
+    """The rows that one turn brought: those from `start` on."""
+
+    where: str
+    text: RowText
+    start: int
+    shape: tuple[int, int, int]
+
+
+def _joined(key: str, used: Sequence[Node], replay: Replay, length: int) -> Rows | None:
+    """Each token's row from the last turn that brought it: a whole answer's rows stand for all before it."""
+    parts: list[_Part] = []
+    for number, node in enumerate(used):
+        if key in node.answer.rows:
+            parts.append(_part(f"turn {number}: {key}", key, node, replay, parts[-1] if parts else None))
+    if not parts:
+        return None
+    end, needed = length - 1, []
+    for part in reversed(parts):
+        if end > part.start:
+            needed.append(_decoded(part)[: end - part.start])
+        end = min(end, part.start)
+    return np.concatenate(needed[::-1]) if needed else np.zeros((0, *parts[-1].shape[1:]), dtype=np.int32)
+
+
+def _part(where: str, key: str, node: Node, replay: Replay, before: _Part | None) -> _Part:
+    """A turn's rows, their count checked against its tokens and the turn before."""
+    text, have = node.answer.rows[key], before.start + before.shape[0] if before else 0
+    layers = replay.layers if key == "routed_experts" else node.answer.indexer_layers
+    if text is None or not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
+        raise SampleError(f"{where} cannot be read: base64 text and a layer count are needed, found {layers!r} layers")
+    start = _start(key, text, node, layers, before)
     if start > have:
         raise SampleError(f"{where} begins at row {start}, and the turns before it end at row {have}")
-    rows = _decoded(text, layers, node.num_tokens - 1 - start, where)
-    if held is None or start == 0:
-        return rows
-    if held.shape[1:] != rows.shape[1:]:
-        raise SampleError(f"{where} has layers and topk {rows.shape[1:]}, earlier turns {held.shape[1:]}")
-    return np.concatenate([held[:start], rows])
+    count, values = node.num_tokens - 1 - start, text.size // 4
+    if count == 0 and values == 0 and before is not None:
+        return _Part(where, text, start, (0, *before.shape[1:]))
+    if count < 1 or values == 0 or text.size % 4 or values % (count * layers):
+        raise SampleError(f"{where} has {values} values, which do not make {count} rows of {layers} layers")
+    shape = (count, layers, values // (count * layers))
+    if before is not None and before.shape[1:] != shape[1:]:
+        raise SampleError(f"{where} has layers and topk {shape[1:]}, earlier turns {before.shape[1:]}")
+    return _Part(where, text, start, shape)
 
 
-def _decoded(text: Any, layers: Any, count: int, where: str) -> Rows:
-    if not isinstance(text, str) or not isinstance(layers, int) or layers < 1:
-        raise SampleError(f"{where} cannot be read: base64 text and a layer count are needed, found {layers!r} layers")
+def _start(key: str, text: RowText, node: Node, layers: int, before: _Part | None) -> int:
+    """The row that a turn's rows begin at.
+
+    For experts it is what the request asked for. Nothing in a request says whether the indexer's rows are cut alike,
+    so their number tells: as many as all tokens need, or as the experts' start leaves.
+    """
+    asked = int(node.request.get("routed_experts_start_len") or 0)
+    if key == "routed_experts" or before is None:
+        return asked if key == "routed_experts" else 0
+    rows = text.size // 4 // (layers * before.shape[2])
+    return asked if rows == node.num_tokens - 1 - asked else 0
+
+
+def _decoded(part: _Part) -> Rows:
     try:
-        values = np.frombuffer(base64.b64decode(text, validate=True), dtype="<i4").astype(np.int32)
+        values = np.frombuffer(base64.b64decode(b"".join(part.text.pieces()), validate=True), dtype="<i4")
     except (binascii.Error, ValueError) as error:
-        raise SampleError(f"{where} is not base64 of int32 values: {error}") from error
-    if count < 1 or len(values) == 0 or len(values) % (count * layers):
-        raise SampleError(f"{where} has {len(values)} values, which do not make {count} rows of {layers} layers")
-    return values.reshape(count, layers, -1)
-
-
-def _cut(rows: Rows | None, length: int) -> Rows | None:
-    return None if rows is None else rows[: length - 1]
+        raise SampleError(f"{part.where} is not base64 of int32 values: {error}") from error
+    try:
+        return values.astype(np.int32).reshape(part.shape)
+    except ValueError as error:
+        raise SampleError(f"{part.where} is not base64 of {part.shape} values: {error}") from error

@@ -18,6 +18,11 @@ log = logging.getLogger("miles.session")
 
 CHAT_PATH = "/v1/chat/completions"
 
+SERVERS_KEYS = frozenset(
+    {"tito_session_mismatch", "tools_changed", "rolled_back", "diverged", "control_tokens", "aborted"}
+)
+"""Metadata that is there where it applies: a creator's own value under such a name would say what is not so."""
+
 
 class SessionStore:
     """Sessions by id; ids are 32 hex digits that cannot be guessed."""
@@ -90,7 +95,8 @@ class SelfCheck:
     def _compare(self, head: Node, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
         given = head.request.get("chat_template_kwargs") or kwargs
         text = self._family.render(list(path_messages(head)), head.tools, given, False)
-        return compare_tokens(self._family, self._family.encode(text), head.tokens())
+        sampled = [(node.prompt_length, node.num_tokens) for node in head.path()]
+        return compare_tokens(self._family, self._family.encode(text), head.tokens(), sampled)
 
 
 def session_metadata(
@@ -98,7 +104,7 @@ def session_metadata(
 ) -> dict[str, Any]:
     """The `metadata` of `GET /sessions/{id}`: the creator's own under the server's keys."""
     head = session.forest.last
-    out: dict[str, Any] = dict(session.metadata)
+    out: dict[str, Any] = {key: value for key, value in session.metadata.items() if key not in SERVERS_KEYS}
     out["accumulated_token_ids"] = head.tokens().tolist() if head else []
     out["max_trim_tokens"] = family.family.max_trim_tokens
     mismatch = check.of(session, kwargs)
@@ -136,6 +142,6 @@ def _record(node: Node) -> bytes:
             "path": CHAT_PATH,
             "status_code": 200,
             "request": request,
-            "response": orjson.Fragment(node.reply),
+            "response": orjson.Fragment(node.answer.raw),
         }
     )

@@ -11,18 +11,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
+from miles_core.session.answer import Answer
+from miles_core.session.index import PathIndex
+from miles_core.tito import normalise_tools
 from miles_core.types import Message, Tool
 
 
 @dataclass(slots=True, kw_only=True)
 class TurnFacts:
-    """What the engine and the clock say about a generation; times are seconds since the epoch."""
+    """What the engine and the clock say about a generation; times are seconds since the epoch.
+
+    `weight_versions` has one entry, or several in order where weights were updated inside the generation.
+    """
 
     finish_reason: str
     response_id: str | None
     prompt_tokens: int
     cached_tokens: int
-    weight_version: str
+    weight_versions: tuple[str, ...]
     spec: dict[str, int]
     request_timestamp: float
     timestamp: float
@@ -34,7 +42,7 @@ class Node:
 
     `added` and `sampled` are int32 arrays, `log_probs` float64 with one entry per sampled id. `messages` ends
     with the assistant message that was sampled. `request` holds the fields sent to the engine apart from
-    messages and ids, `reply` the engine's answer as bytes.
+    messages and ids.
     """
 
     id: int
@@ -47,7 +55,7 @@ class Node:
     log_probs: array[float]
     tools: Sequence[Tool] | None
     request: dict[str, Any]
-    reply: bytes
+    answer: Answer
     facts: TurnFacts
     num_messages: int = field(init=False)
     prompt_length: int = field(init=False)
@@ -90,6 +98,9 @@ class Forest:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self._children: dict[int | None, list[Node]] = {}
+        self._tools: dict[bytes, Sequence[Tool]] = {}
+        self.index = PathIndex()
+        """The paths by their messages' keys; kept up by policies that look generations up in it."""
         self.committed = 0
         """How many turns were ever committed; also the next node's id and `seq`."""
 
@@ -106,6 +117,12 @@ class Forest:
     def _link(self, node: Node) -> None:
         self.nodes.append(node)
         self._children.setdefault(node.parent.id if node.parent else None, []).append(node)
+        if node.parent is None and node.tools is not None:
+            self._tools.setdefault(tools_key(node.tools), node.tools)
+
+    def known_tools(self, tools: Sequence[Tool] | None) -> Sequence[Tool] | None:
+        """The stored list that says the same, else `tools` itself: equal tools of a forest are one object."""
+        return self._tools.get(tools_key(tools), tools) if self._tools and tools is not None else tools
 
     def children(self, node: Node | None) -> Sequence[Node]:
         """The generations that extend `node` (None: the roots), in order of commit."""
@@ -117,9 +134,14 @@ class Forest:
 
     def forget_all_but(self, kept: Sequence[Node]) -> None:
         """Let go of generations that no path needs any more (linear histories)."""
-        self.nodes, self._children = [], {}
+        self.nodes, self._children, self._tools = [], {}, {}
         for node in kept:
             self._link(node)
+
+
+def tools_key(tools: Sequence[Tool]) -> bytes:
+    """Equal for tools that are equal as JSON values (true is not 1), whether or not functions are wrapped."""
+    return orjson.dumps(normalise_tools(tools), option=orjson.OPT_SORT_KEYS)
 
 
 def path_messages(node: Node | None) -> Iterator[Message]:

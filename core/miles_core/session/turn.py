@@ -12,10 +12,12 @@ from itertools import islice
 from typing import Any
 
 from miles_core.errors import InvariantError, RequestError
+from miles_core.session.answer import kept_answer
 from miles_core.session.body import short
 from miles_core.session.policy import HistoryPolicy, Matcher, Position
 from miles_core.session.reply import Generation
 from miles_core.session.routing import Replay, request_fields
+from miles_core.session.sharing import beside, shared_fields, shared_ids, shared_messages
 from miles_core.session.tree import Forest, Node, TurnFacts, path_messages
 from miles_core.tito import BoundFamily, normalise_messages, normalise_tools
 from miles_core.types import Message, Tool
@@ -91,12 +93,12 @@ def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, ri
     messages = _check_request(body)
     kwargs = _template_kwargs(session, body, rules)
     normalise_tools(body.get("tools"))
-    tools = body.get("tools") or None
+    tools = session.forest.known_tools(body.get("tools") or None)
     position = rules.policy.position(session.forest, messages, tools, rules.matches)
     base, family = position.base, rules.family
     offset = base.num_messages if base else 0
     appended = normalise_messages(position.appended, family.family.content_format, first=offset)
-    changed = base is not None and tools is not None and tools != base.tools
+    changed = base is not None and tools is not None and tools is not base.tools
     if changed and rules.on_tools_change == "refuse":
         raise RequestError(
             "the request's tools differ from those its history was rendered with (--on-tools-change refuse)"
@@ -182,13 +184,8 @@ def _build_prompt(
     base = position.base
     if base is None:
         return array("i", family.encode(family.render(position.appended, tools, kwargs, True))), 0
-    refused = {m["role"] for m in position.appended} - set(family.family.allowed_append_roles)
-    if refused:
-        raise RequestError(
-            f"family {family.name} cannot append messages of role {', '.join(sorted(refused))} to a conversation; "
-            f"it can append: {', '.join(family.family.allowed_append_roles)}"
-        )
-    suffix = family.encode(family.render_suffix(base.messages[-1], position.appended, tools, kwargs))
+    family.require_appendable(position.appended)
+    suffix = family.encode(family.render_suffix(base.messages[-1], position.appended, base.tools, kwargs))
     checkpoint = base.tokens()
     kept, bridge = family.join(checkpoint, suffix)
     if not 0 <= kept <= len(checkpoint):
@@ -292,18 +289,19 @@ def commit_turn(
     if generation.aborted:
         session.abort_marks.add(place)
         return False
+    near = beside(session.forest, base)
     node = Node(
         id=session.forest.committed,
         seq=session.forest.committed,
         parent=base,
-        messages=(*turn.position.appended, generation.message),
+        messages=shared_messages((*turn.position.appended, generation.message), near),
         kept=turn.kept,
-        added=turn.prompt[turn.kept :],
+        added=shared_ids(turn.prompt[turn.kept :], near),
         sampled=generation.sampled,
         log_probs=generation.log_probs,
-        tools=turn.tools,
-        request=turn.fields,
-        reply=generation.raw,
+        tools=session.forest.known_tools(turn.tools),
+        request=shared_fields(turn.fields, near),
+        answer=kept_answer(generation.raw, generation.meta, [node.answer for node in near]),
         facts=_facts(generation, len(turn.prompt), started, ended),
     )
     if turn.position.discarded:
@@ -341,19 +339,32 @@ def _facts(generation: Generation, prompt_tokens: int, started: float, ended: fl
         "spec_draft_token_num": ("spec_draft_token_num", "spec_num_proposed_drafts"),
         "spec_verify_ct": ("spec_verify_ct",),
     }
-    spec = {key: next((_count(meta[name]) for name in found if name in meta), 0) for key, found in names.items()}
-    version = meta.get("weight_version")
+    spec = {key: next(filter(None, (_count(meta.get(name)) for name in found)), 0) for key, found in names.items()}
     response_id = generation.reply.get("id")
     return TurnFacts(
         finish_reason=generation.finish_reason,
         response_id=response_id if isinstance(response_id, str) else None,
         prompt_tokens=_count(meta.get("prompt_tokens")) or prompt_tokens,
         cached_tokens=_count(meta.get("cached_tokens")),
-        weight_version="" if version is None else str(version),
+        weight_versions=_weight_versions(meta),
         spec=spec,
         request_timestamp=started,
         timestamp=ended,
     )
+
+
+def _weight_versions(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """The version of the weights that sampled, or each in order where an update fell inside the generation."""
+    spans = meta.get("weight_versions")
+    versions = [
+        str(span["version"])
+        for span in (spans if isinstance(spans, list) else ())
+        if isinstance(span, dict) and span.get("version") is not None and span.get("start") != span.get("end")
+    ]
+    if versions:
+        return tuple(version for at, version in enumerate(versions) if at == 0 or version != versions[at - 1])
+    version = meta.get("weight_version")
+    return ("" if version is None else str(version),)
 
 
 def _count(value: Any) -> int:

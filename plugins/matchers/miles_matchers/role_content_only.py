@@ -6,12 +6,22 @@ this matcher, and a session can go on from the wrong one. For agents that drop b
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from miles_core.hookspecs import hookimpl
 from miles_core.types import Message
-from miles_matchers.strict import same_keys
+from miles_matchers.strict import key_of, same_keys
+
+KEYS = ("role", "content")
 
 
 @hookimpl
 def message_matches(stored: Message, replayed: Message) -> bool:
     """Equal in role and content; missing, null, `""` and `[]` are one value."""
-    return same_keys(stored, replayed, ("role", "content"))
+    return same_keys(stored, replayed, KEYS)
+
+
+@hookimpl
+def message_key(message: Message) -> Hashable:
+    """Equal for messages that match, and for no others."""
+    return key_of(message, KEYS)
