@@ -40,4 +40,4 @@ def test_every_entry_point_is_found_without_a_problem(registry: Registry) -> Non
 
 @pytest.mark.parametrize(("kind", "name"), BUILTINS)
 def test_the_file_is_named_like_the_entry_point(registry: Registry, kind: str, name: str) -> None:
-    assert registry.find(kind, name).target.rpartition(".")[2] == name
+    assert registry.find(kind, name).target.partition(":")[0].rpartition(".")[2] == name

@@ -24,16 +24,18 @@ def family(facts: TitoFamily) -> dict[str, tuple[str, str | None]]:
 
 def test_a_family_whose_turns_join_passes_every_check() -> None:
     assert {outcome for outcome, _ in family(qwen3.FAMILY).values()} == {"pass"}
-    assert {outcome for outcome, _ in family(default.FAMILY).values()} == {"pass"}
+    answers = family(default.FAMILY)
+    assert answers.pop("parses what it renders")[0] == "skip"
+    assert {outcome for outcome, _ in answers.values()} == {"pass"}
 
 
 def test_a_family_with_a_wrong_turn_end_does_not_join() -> None:
     outcome, reason = family(dataclasses.replace(qwen3.FAMILY, turn_end="<|im_end|>"))["joins turns"]
     assert outcome == "fail"
     assert reason is not None
-    assert reason.startswith("revision qwen3, an answer followed by user: token ")
-    assert "joined '<|im_start|>user" in reason
-    assert "the template gives '\\n<|im_start|>user" in reason
+    assert reason.startswith("revision qwen3, user after an answer: turn 2: the joined prompt is not what")
+    assert "expected '\\n<|im_start|>user" in reason
+    assert "found '<|im_start|>user" in reason
 
 
 def test_a_family_with_a_wrong_parser_does_not_parse() -> None:
@@ -41,7 +43,7 @@ def test_a_family_with_a_wrong_parser_does_not_parse() -> None:
     outcome, reason = family(dataclasses.replace(qwen3.FAMILY, parse_facts=facts))["parses what it renders"]
     assert outcome == "fail"
     assert reason is not None
-    assert reason.startswith("revision qwen3: an answer with reasoning is read wrong: reasoning is 'One and two'")
+    assert reason.startswith("revision qwen3, one answer: turn 1: reasoning is 'Found it', expected 'Found it.'")
 
 
 def test_a_family_that_trims_more_than_it_says_does_not_join() -> None:
@@ -58,7 +60,8 @@ def test_a_family_that_trims_more_than_it_says_does_not_join() -> None:
     outcome, reason = family(facts)["joins turns"]
     assert outcome == "fail"
     assert reason is not None
-    assert reason.endswith("join drops 1 tokens, max_trim_tokens is 0")
+    assert "join keeps " in reason
+    assert reason.endswith(" tokens, max_trim_tokens is 0")
 
 
 def test_a_family_that_needs_tokens_of_a_real_checkpoint_is_skipped_and_says_so() -> None:
@@ -83,12 +86,26 @@ def test_a_matcher_that_raises_fails_every_check_and_the_report_is_whole() -> No
     def message_matches(stored: Any, replayed: Any) -> bool:
         return bool(stored["no such key"])
 
-    answers = report("matcher", message_matches=message_matches)
+    answers = report("matcher", message_matches=message_matches, message_key=lambda message: message["role"])
     assert {outcome for outcome, _ in answers.values()} == {"fail"}
-    assert len(answers) == 3
+    assert len(answers) == 5
     _, reason = answers["is reflexive"]
     assert reason is not None
     assert reason.startswith("matcher p of zz-a 1.0 failed in message_matches: KeyError: 'no such key'")
+
+
+def test_a_matcher_whose_keys_tell_matching_messages_apart_fails() -> None:
+    def same_role(stored: Any, replayed: Any) -> bool:
+        return bool(stored["role"] == replayed["role"])
+
+    alike = report("matcher", message_matches=same_role, message_key=lambda message: message["role"])
+    assert alike["sorts by a key"] == ("pass", None)
+    outcome, reason = report("matcher", message_matches=same_role, message_key=str)["sorts by a key"]
+    assert outcome == "fail"
+    assert reason is not None
+    assert reason.startswith("matches ")
+    assert reason.endswith(" differ")
+    assert report("matcher", message_matches=same_role)["sorts by a key"][0] == "skip"
 
 
 def test_a_sample_hook_that_rewrites_or_invents_samples_fails() -> None:

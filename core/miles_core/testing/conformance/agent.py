@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Mapping
 
 from miles_core.plugins import Plugin
+from miles_core.testing.conformance.generator import registers_its_flags
 from miles_core.testing.conformance.report import CheckFunction, Skip
 
 
@@ -35,4 +36,6 @@ CHECKS: Mapping[str, CheckFunction] = {
     "takes the session": takes_the_session,
     "passes sampling parameters on": passes_sampling_parameters_on,
     "can be stopped": can_be_stopped,
+    "registers its flags": registers_its_flags,
 }
+OPTIONAL = frozenset({"can be stopped", "registers its flags"})

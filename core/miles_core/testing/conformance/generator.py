@@ -29,3 +29,4 @@ CHECKS: Mapping[str, CheckFunction] = {
     "has one of the two forms": has_one_of_the_forms,
     "registers its flags": registers_its_flags,
 }
+OPTIONAL = frozenset({"registers its flags"})

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 
 from miles_core.plugins import Plugin
-from miles_core.testing.conformance.report import CheckFunction
+from miles_core.testing.conformance.report import CheckFunction, Skip
 from miles_core.types import Message
 
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2.0]}'}}
@@ -62,8 +62,36 @@ def leaves_its_arguments(plugin: Plugin) -> str | None:
     return None
 
 
+def answers_alike(plugin: Plugin) -> str | None:
+    """The same two messages get the same answer, whatever was asked before: a session asks again and again."""
+    first = [plugin.call("message_matches", stored, replayed) for stored, replayed in _pairs()]
+    again = [plugin.call("message_matches", stored, replayed) for stored, replayed in reversed(list(_pairs()))]
+    for (stored, replayed), one, other in zip(_pairs(), first, reversed(again), strict=True):
+        if one != other:
+            return f"answered {one}, then {other}, for {stored} and {replayed}"
+    return None
+
+
+def sorts_by_a_key(plugin: Plugin) -> str | Skip | None:
+    """Messages that match have equal keys, or a tree would not find the stored one."""
+    if not plugin.has("message_key"):
+        return Skip("has no message_key, so a tree asks about every branch")
+    for stored, replayed in _pairs():
+        before = copy.deepcopy((stored, replayed))
+        keys = [plugin.call("message_key", message) for message in (stored, replayed)]
+        if (stored, replayed) != before:
+            return f"message_key changed a message from {before} to {(stored, replayed)}"
+        hash(keys[0])
+        if keys[0] != keys[1] and plugin.call("message_matches", stored, replayed) is True:
+            return f"matches {stored} and {replayed}, whose keys {keys[0]!r} and {keys[1]!r} differ"
+    return None
+
+
 CHECKS: Mapping[str, CheckFunction] = {
     "answers with a bool": answers_with_a_bool,
     "is reflexive": is_reflexive,
     "leaves its arguments": leaves_its_arguments,
+    "answers alike": answers_alike,
+    "sorts by a key": sorts_by_a_key,
 }
+OPTIONAL = frozenset({"sorts by a key"})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -18,6 +18,8 @@ class Outcome(StrEnum):
     PASS = "pass"
     FAIL = "fail"
     SKIP = "skip"
+    WAIVED = "waived"
+    """It failed, and the plugin's author said in words why it may."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +29,29 @@ class Skip:
     reason: str
 
 
-CheckFunction: TypeAlias = Callable[[Plugin], str | Skip | None]
-"""Gives None if all is well, the reason as text if not, or Skip."""
+CheckAnswer: TypeAlias = str | Skip | None
+"""None if all is well, the reason as text if not, or Skip."""
+CheckFunction: TypeAlias = Callable[[Plugin], CheckAnswer]
+"""One check of a plugin, as a function."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One named check of one plugin, and the reason unless it passed."""
+    """One named check of one plugin, and the reason unless it passed.
+
+    What is `required`, every plugin of the kind must have; the rest it may lack, and then the check is skipped. What it
+    has must be right either way.
+    """
 
     name: str
     outcome: Outcome
     reason: str | None = None
+    required: bool = True
+
+    def line(self) -> str:
+        """`fail  is reflexive: …`, as reports have it."""
+        told = f": {self.reason}" if self.reason else ""
+        return f"{self.outcome.value:<4}  {self.name}{'' if self.required else ' (optional)'}{told}"
 
 
 @dataclass(frozen=True)
@@ -52,19 +66,39 @@ class Report:
         """The checks that failed."""
         return tuple(check for check in self.checks if check.outcome is Outcome.FAIL)
 
+    def text(self) -> str:
+        """The plugin and a line for each check."""
+        return "\n".join([self.plugin, *(f"  {check.line()}" for check in self.checks)])
 
-def run_checks(plugin: Plugin, checks: Mapping[str, CheckFunction]) -> Report:
+    def waived(self, reasons: Mapping[str, str]) -> Report:
+        """The same report, in which the checks named in `reasons` may fail. Raises ValueError for an unknown name."""
+        unknown = sorted(reasons.keys() - {check.name for check in self.checks})
+        if unknown:
+            known = ", ".join(check.name for check in self.checks)
+            raise ValueError(f"there is no check {unknown[0]!r} to waive; there are: {known}")
+        return replace(self, checks=tuple(_waived(check, reasons.get(check.name)) for check in self.checks))
+
+
+def _waived(check: Check, why: str | None) -> Check:
+    if why is None or check.outcome is not Outcome.FAIL:
+        return check
+    return replace(check, outcome=Outcome.WAIVED, reason=f"{why} ({check.reason})")
+
+
+def run_checks(
+    plugin: Plugin, checks: Mapping[str, Callable[[], CheckAnswer]], optional: Collection[str]
+) -> tuple[Check, ...]:
     """Run `checks` one after the other; what one raises is its failure, Ctrl-C excepted."""
-    return Report(plugin.describe(), tuple(_run(plugin, name, check) for name, check in checks.items()))
+    return tuple(Check(name, *_outcome(plugin, check), required=name not in optional) for name, check in checks.items())
 
 
-def _run(plugin: Plugin, name: str, check: CheckFunction) -> Check:
+def _outcome(plugin: Plugin, check: Callable[[], CheckAnswer]) -> tuple[Outcome, str | None]:
     try:
-        answer = check(plugin)
+        answer = check()
     except MilesError as error:
-        return Check(name, Outcome.FAIL, error.message)
+        return Outcome.FAIL, error.message
     except (Exception, SystemExit) as error:
-        return Check(name, Outcome.FAIL, said(error, plugin.module.__name__))
+        return Outcome.FAIL, said(error, plugin.module.__name__)
     if isinstance(answer, Skip):
-        return Check(name, Outcome.SKIP, answer.reason)
-    return Check(name, Outcome.PASS if answer is None else Outcome.FAIL, answer)
+        return Outcome.SKIP, answer.reason
+    return (Outcome.PASS, None) if answer is None else (Outcome.FAIL, answer)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from miles_core.plugins import Plugin
+from miles_core.rollout.state import RolloutArgs
 from miles_core.testing.conformance.report import CheckFunction, Skip
 from miles_core.types import Sample
 
@@ -64,6 +65,44 @@ def postprocesses_to_valid_samples(plugin: Plugin) -> str | Skip | None:
     return None
 
 
+def trains_only_what_was_sampled(plugin: Plugin) -> str | Skip | None:
+    """Where the mask is 1, token and log-probability are the engine's; anything else would be 422."""
+    if not plugin.has("postprocess_samples"):
+        return Skip("has no postprocess_samples")
+    sampled = {(at, token, p) for leaf in leaves() for at, token, p in _trained(leaf)}
+    for sample in plugin.call("postprocess_samples", leaves(), _session()):
+        made_up = [entry for entry in _trained(sample) if entry not in sampled]
+        if made_up:
+            at, token, p = made_up[0]
+            return f"trains token {token} at position {at} with log-probability {p}, which the engine did not sample"
+    return None
+
+
+def decides_on_groups(plugin: Plugin) -> str | Skip | None:
+    """`keep_group` says True or False, or gives an object with `keep`, whatever the rewards are; it changes nothing."""
+    if not plugin.has("keep_group"):
+        return Skip("has no keep_group")
+    for rewards in ((0.0, 1.0), (1.0, 1.0), (None, None)):
+        group = leaves()
+        for sample, reward in zip(group, rewards, strict=True):
+            sample.reward = reward
+        before = [copy.deepcopy(sample.to_dict()) for sample in group]
+        answer = plugin.call("keep_group", RolloutArgs(), list(group))
+        if not isinstance(getattr(answer, "keep", answer), bool):
+            return f"keep_group returned {answer!r} for the rewards {rewards}; return True or False"
+        if [sample.to_dict() for sample in group] != before:
+            return "keep_group changed a sample"
+    return None
+
+
+def _trained(sample: Sample) -> list[tuple[int, int, float]]:
+    """Position, token and log-probability of what a sample trains."""
+    start = len(sample.tokens) - sample.response_length
+    mask, log_probs = sample.loss_mask or [], sample.rollout_log_probs or []
+    entries = enumerate(zip(sample.tokens[start:], mask, log_probs, strict=True), start)
+    return [(at, token, p) for at, (token, on, p) in entries if on]
+
+
 def _session() -> dict[str, Any]:
     nodes: list[dict[str, Any]] = [
         {"id": 0, "parent": None, "seq": 1, "truncated": False, "completion_span": [2, 3], "num_tokens": 3},
@@ -79,4 +118,8 @@ def _session() -> dict[str, Any]:
 CHECKS: Mapping[str, CheckFunction] = {
     "picks a subset": picks_a_subset,
     "postprocesses to valid samples": postprocesses_to_valid_samples,
+    "trains only what was sampled": trains_only_what_was_sampled,
+    "decides on groups": decides_on_groups,
 }
+OPTIONAL = frozenset(CHECKS)
+"""A plugin has one of the hooks at least, which loading has checked."""
