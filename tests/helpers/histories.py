@@ -350,7 +350,7 @@ def user(draw: random.Random, family: BoundFamily) -> Message:
     """A user's message, now and then with a control token spelled out."""
     text = draw.choice(TEXTS)
     if draw.random() < 0.05:
-        text += family.control_texts[draw.randrange(len(family.control_texts))]
+        text += draw.choice(sorted(family.tokenizer.added_tokens))
     return {"role": "user", "content": [{"type": "text", "text": text}] if draw.random() < 0.1 else text}
 
 

@@ -188,6 +188,12 @@ def test_reasoning_that_is_never_closed_ends_where_only_calls_follow(name: str, 
         return
     found = read(name, opened + reasoning + block(name, [F, H]), TOOLS)
     assert (found.reasoning, found.content, found.calls) == (reasoning, "", [F, H])
+    text = opened + reasoning + block(name, [F, H])
+    for cut in range(text.rindex("h"), text.index("k9") + 2):
+        found = read(name, text[:cut], TOOLS)
+        assert (found.reasoning, found.calls) == (reasoning, [F])
+        assert found.faults
+        assert found.content.endswith(text[cut - 1])
     found = read(name, opened + reasoning + block(name, [F, H]) + "\nNo, that is not it", TOOLS)
     assert (found.content, found.calls) == ("", [])
     found = read(name, opened + reasoning + block(name, [F, H]) + "</think>Done.", TOOLS)

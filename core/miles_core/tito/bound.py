@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from miles_core.errors import InvariantError, MilesError, RequestError
 from miles_core.tito.arguments import ToolSchemas
+from miles_core.tito.literals import Literals
 from miles_core.tito.parse import StreamParser, TaggedParser
 from miles_core.tito.render import ChatTemplate, Renderer, normalise_messages, normalise_tools, shown, written
 from miles_core.tito.stream import TextStream
@@ -310,6 +311,6 @@ class BoundFamily:
         return (self.tokenizer.special_ids | frozenset(added)) - frozenset(inner)
 
     @cached_property
-    def control_texts(self) -> tuple[str, ...]:
-        """The spelling of every control token that text could turn into."""
-        return tuple(sorted(self.tokenizer.added_tokens, key=len, reverse=True))
+    def control_tokens(self) -> Literals:
+        """Finds the spelling of every control token that text could turn into."""
+        return Literals(self.tokenizer.added_tokens)

@@ -162,7 +162,8 @@ class TaggedParser(StreamParser):
         self._reader: CallReader | None = None
         self._resume: int | None = 0  # where reading goes on if the call that is being read is cut off
         self._ends_from = 0  # up to where in the buffer nothing can end a call
-        self._salvages = True
+        self._is_cut_off = False
+        self._salvages = True  # whether whole calls behind a cut-off one are looked for
         known = reasoning and facts.reasoning is not None
         self._state: _State = self._start_state if known else self._content_state
         written = self._format
@@ -368,8 +369,8 @@ class TaggedParser(StreamParser):
             self._emit(deltas, "content", text if self._shown else "")
             return False
         if final and begins:
-            self._broken(deltas, "cut off", len(self._buffer), len(self._buffer))
-            return True
+            self._resume = len(self._buffer)
+            return self._cut_off(deltas)
         return self._enter(self._odd_text_state)
 
     def _end_block(self, deltas: list[Delta], end: int) -> bool:
@@ -387,7 +388,7 @@ class TaggedParser(StreamParser):
 
     def _cut_off(self, deltas: list[Delta]) -> bool:
         """The generation ends inside a call. Whole calls at its very end are calls all the same."""
-        at = self._resume
+        at, self._is_cut_off = self._resume, True
         if at is None:
             at = self._whole_calls() if self._salvages else None
         self._broken(deltas, "cut off", len(self._buffer) if at is None else at, len(self._buffer))
@@ -434,21 +435,30 @@ class TaggedParser(StreamParser):
         return self._enter(self._between_state)
 
     def _whole_calls(self) -> int | None:
-        """Where in the buffer whole calls begin behind which nothing else comes, to the end of the generation."""
-        inside = self._call_start if self._reader is not None else ""
-        starts = list(_any_of(self._block[0], inside).finditer(self._buffer))[-MOST_TRIES:]
-        return next((at.start() for at in starts if self._only_calls(at.start(), at[0] == inside)), None)
+        """Where in the buffer whole calls begin behind which nothing else comes, to the end of the generation.
 
-    def _only_calls(self, at: int, within: bool) -> bool:
-        """Whether the buffer holds whole calls from there on and nothing else; `within` a block, or from its opener."""
-        trial = TaggedParser(self._facts, self._text, self._schemas, reasoning=False)
-        trial._buffer, trial._salvages = self._buffer[at:], False
-        if within:
-            trial._given, trial._state = 1, trial._between_state
+        A last one may be cut off, but where a value is read: that would be quoting calls rather.
+        """
+        within = self._reader is not None
+        places = _any_of(self._block[0], self._call_start if within else "").finditer(self._buffer)
+        for place in list(places)[-MOST_TRIES:]:
+            trial = TaggedParser(self._facts, self._text, self._schemas, reasoning=False)
+            trial._buffer, trial._salvages = self._buffer[place.start() :], False
+            if place[0] == self._call_start:
+                trial._given, trial._state = 1, trial._between_state
+            if trial._only_calls() and not (within and trial.faults):
+                return place.start()
+        return None
+
+    def _only_calls(self) -> bool:
+        """Whether the buffer holds calls and nothing else; the last one may be cut off."""
         deltas: list[Delta] = []
-        while trial._step(deltas, True) and not trial.faults:
-            pass
-        return bool(trial._calls) and not trial.faults and not "".join(trial._content).strip()
+        while self._step(deltas, True) and not self.faults:
+            if any(not text.isspace() for text in self._content):
+                return False
+        if self.faults:
+            return bool(self._calls) and self._is_cut_off
+        return bool(self._calls) and not "".join(self._content).strip()
 
 
 _State = Callable[[list[Delta], bool], bool]

@@ -7,8 +7,8 @@ FUNCTION_CALLS = ElementCalls(
     closer="</tool_call>",
     # No name holds its own tag: else each of a row of unfinished tags would be looked at through the whole row.
     name=r"<function=(?P<name>(?:(?!<function=)[^>\n])+)>",
-    # A name that holds `>` is told by the line break that the template writes behind the tag.
-    parameter=r"<parameter=(?P<name>[^<\n]*?(?=>\n)|(?:(?!<parameter=)[^>\n])*)>",
+    # A name that holds `>` or `<` is told by the line break that the template writes behind the tag.
+    parameter=r"<parameter=(?P<name>[^<\n]*?(?=>\n)|[^<>\n]*|(?:(?!<parameter=)[^>\n])*(?=>\n))>",
     parameter_end="</parameter>",
     end="</function>",
     around_value="\n",

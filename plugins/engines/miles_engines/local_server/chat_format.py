@@ -57,10 +57,10 @@ class ChatFormat:
 
     def reasoning_tokens(self, ids: Sequence[int], message: Message) -> int:
         """How many of the sampled ids are reasoning, the closing tag included."""
-        tags = self._family.parse_facts.reasoning
-        if tags is None or not message["reasoning_content"]:
+        end = self._family.reasoning_end
+        if end is None or not message["reasoning_content"]:
             return 0
-        closer = self._tokenizer.token_to_id(tags[1])
+        closer = self._tokenizer.token_to_id(end)
         return ids.index(closer) + 1 if closer in ids else len(ids)
 
 
@@ -123,8 +123,8 @@ class MessageBuilder:
 def load(selector: str, checkpoint: str) -> ChatFormat:
     """The family that `selector` names, for the tokenizer of `checkpoint`."""
     from miles_core.plugins import Registry  # finds every plugin: needed by this process alone, and once
+    from miles_core.plugins.families import family_of, resolve
 
-    tokenizer = load_tokenizer(checkpoint)
-    plugin = Registry.discover().load("family", selector)
-    family = plugin.call("tito_family")
-    return ChatFormat(family.bind(tokenizer, plugin.revision), tokenizer)
+    tokenizer, registry = load_tokenizer(checkpoint), Registry.discover()
+    plugin = registry.load("family", resolve(registry, selector, checkpoint))
+    return ChatFormat(family_of(plugin).bind(tokenizer, plugin.revision), tokenizer)
