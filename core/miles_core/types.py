@@ -38,6 +38,11 @@ class PrefixCacheInfo:
     cached_tokens: int = 0
     total_prompt_tokens: int = 0
 
+    def add(self, meta_info: Mapping[str, Any]) -> None:
+        """Add what one engine reply counted; what it left out counts nothing."""
+        self.cached_tokens += meta_info.get("cached_tokens") or 0
+        self.total_prompt_tokens += meta_info.get("prompt_tokens") or 0
+
 
 @dataclass
 class SpecInfo:
@@ -47,6 +52,29 @@ class SpecInfo:
     spec_draft_token_num: int = 0
     spec_verify_ct: int = 0
     completion_token_num: int = 0
+
+    def add(self, meta_info: Mapping[str, Any]) -> None:
+        """Add what one engine reply counted, under the names of older and newer SGLang."""
+        self.spec_accept_token_num += _first(meta_info, "spec_accept_token_num", "spec_num_correct_drafts")
+        self.spec_draft_token_num += _first(meta_info, "spec_draft_token_num", "spec_num_proposed_drafts")
+        self.spec_verify_ct += _first(meta_info, "spec_verify_ct")
+        self.completion_token_num += _first(meta_info, "completion_tokens")
+
+
+def _first(meta_info: Mapping[str, Any], *names: str) -> int:
+    """The first of these counters that is there, else 0."""
+    return next((int(meta_info[name]) for name in names if meta_info.get(name) is not None), 0)
+
+
+_STATUS_OF_FINISH: Mapping[str, SampleStatus] = {
+    "stop": SampleStatus.COMPLETED,
+    "tool_calls": SampleStatus.COMPLETED,
+    "length": SampleStatus.TRUNCATED,
+    "abort": SampleStatus.ABORTED,
+}
+
+_PER_RESPONSE_TOKEN = ("loss_mask", "rollout_log_probs", "teacher_log_probs", "opd_reverse_kl")
+_PER_TOKEN_BUT_ONE = ("rollout_routed_experts", "rollout_indexer_topk")
 
 
 # inside Sample these names are class attributes, which annotations would otherwise pick up
@@ -119,14 +147,54 @@ class Sample:
         """Raise ValueError, with the numbers, unless every per-token field agrees with `tokens`."""
         if not 0 <= self.response_length <= len(self.tokens):
             raise ValueError(f"response_length {self.response_length} is not within {len(self.tokens)} tokens")
-        for name in ("loss_mask", "rollout_log_probs"):
+        for name in _PER_RESPONSE_TOKEN:
             value = getattr(self, name)
             if value is not None and len(value) != self.response_length:
                 raise ValueError(f"{name} has {len(value)} entries, response_length is {self.response_length}")
-        for name in ("rollout_routed_experts", "rollout_indexer_topk"):
+        for name in _PER_TOKEN_BUT_ONE:
             value = getattr(self, name)
             if value is not None and len(value) != len(self.tokens) - 1:
                 raise ValueError(f"{name} has {len(value)} rows, expected {len(self.tokens) - 1} (tokens - 1)")
+
+    def strip_last_output_tokens(self, n: int, tokenizer: Any) -> None:
+        """Cut the last `n` response tokens off every per-token field, and off the text.
+
+        `tokenizer` decodes what is left of the response. Raises ValueError if `n` is negative or the response is
+        shorter.
+        """
+        if not 0 <= n <= self.response_length:
+            raise ValueError(f"cannot strip {n} tokens off a response of {self.response_length}")
+        if n == 0:
+            return
+        self.tokens = self.tokens[:-n]
+        self.response_length -= n
+        for name in (*_PER_RESPONSE_TOKEN, *_PER_TOKEN_BUT_ONE):
+            value = getattr(self, name)
+            if value is not None:
+                setattr(self, name, value[:-n])
+        rest = self.tokens[len(self.tokens) - self.response_length :]
+        self.response = tokenizer.decode(rest) if rest else ""
+
+    def reset_for_retry(self) -> None:
+        """Forget everything that was generated; prompt, label, metadata and the sample's place stay."""
+        blank = Sample()
+        for name in _GENERATED:
+            setattr(self, name, getattr(blank, name))
+
+    def update_from_meta_info(self, args: Any, meta_info: Mapping[str, Any]) -> None:
+        """Take over what one engine reply says beside its tokens: status, weight version, counters.
+
+        Speculative counters are added where `args.sglang_speculative_algorithm` is set. An unknown finish reason
+        leaves the status as it was.
+        """
+        if getattr(args, "sglang_speculative_algorithm", None):
+            self.spec_info.add(meta_info)
+        self.prefix_cache_info.add(meta_info)
+        if meta_info.get("weight_version") is not None:
+            self.weight_versions.append(str(meta_info["weight_version"]))
+        finish = meta_info.get("finish_reason")
+        kind = finish.get("type") if isinstance(finish, Mapping) else finish
+        self.status = _STATUS_OF_FINISH.get(str(kind), self.status)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, JSON-ready apart from the two expert arrays; attributes set beside the fields too."""
@@ -151,6 +219,14 @@ class Sample:
             if key not in known:
                 setattr(sample, key, value)
         return sample
+
+
+_GENERATED = (
+    *("tokens", "response", "response_length", "reward", "loss_mask", "weight_versions", "rollout_log_probs"),
+    *("rollout_routed_experts", "rollout_indexer_topk", "remove_sample", "teacher_log_probs", "opd_reverse_kl"),
+    *("status", "non_generation_time", "spec_info", "prefix_cache_info", "multimodal_train_inputs"),
+)
+"""What `Sample.reset_for_retry` sets back."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.fake_sessions import FakeSession, FakeSessions, call, say, serving, solve
-from miles_agents import calculator
+from miles_agents import calculator, chat
 from miles_agents.calculator import CALCULATOR_TOOL, calculate, grade, run_agent
 from miles_core.errors import ConfigError
 
@@ -74,13 +74,13 @@ async def test_an_engine_error_is_raised() -> None:
 
 async def test_the_key_comes_from_the_metadata_or_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    client: Callable[..., Any] = calculator._client
+    client: Callable[..., Any] = chat.client_of
 
-    def spy(base_url: str, api_key: str) -> Any:
+    def spy(base_url: str, api_key: str, *, agent: str) -> Any:
         seen.append(api_key)
-        return client(base_url, api_key)
+        return client(base_url, api_key, agent=agent)
 
-    monkeypatch.setattr(calculator, "_client", spy)
+    monkeypatch.setattr(chat, "client_of", spy)
     fake = FakeSessions()
     fake.sessions["s"] = FakeSession()
     async with serving(fake) as url:

@@ -36,6 +36,8 @@ PLUGINS_MAY_IMPORT = (
     "miles_core.errors",
     "miles_core.engine.base",
     "miles_core.session.wire",
+    "miles_core.rollout.generation",
+    "miles_core.rollout.engines",
 )
 """These modules and what is below them, beside the names in `miles_core.__all__`."""
 

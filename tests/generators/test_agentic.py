@@ -158,6 +158,26 @@ async def test_a_return_that_is_no_metadata_is_an_agent_error(served: Served, re
     assert sample.response_length > 0
 
 
+@pytest.mark.parametrize("reward", ["good", [1.0], {"a": "b"}])
+async def test_a_reward_of_a_wrong_type_is_named_and_left_out(served: Served, reward: Any) -> None:
+    async def run(**given: Any) -> Any:
+        return {**await calculator(**given), "reward": reward, "note": 1}
+
+    sample = await one(ask(served[1], run))
+    assert (sample.reward, sample.metadata["note"]) == (None, 1)
+    assert f"returned the reward {reward!r}" in sample.metadata["agent_error"]
+    assert sample.response_length > 0
+
+
+async def test_a_reward_of_true_is_a_number(served: Served) -> None:
+    async def run(**given: Any) -> Any:
+        await calculator(**given)
+        return {"reward": True}
+
+    reward = (await one(ask(served[1], run))).reward
+    assert (reward, type(reward)) == (1.0, float)
+
+
 async def test_the_agent_cannot_replace_the_servers_keys(served: Served) -> None:
     async def run(**given: Any) -> dict[str, Any]:
         await calculator(**given)
@@ -248,3 +268,20 @@ async def test_a_state_of_another_trainer_is_enough(served: Served) -> None:
     sample = Sample(prompt="What is 2 + 2?", label="4")
     output = await generate(GenerateFnInput(SimpleNamespace(args=args, agent=Agent(calculator)), sample, {}))
     assert output.as_list()[0].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"partial_rollout": True, "use_session_server": "v2"}, "--partial-rollout with tree histories"),
+        ({"apply_chat_template": True}, "--apply-chat-template with the agentic generate function"),
+    ],
+)
+async def test_settings_that_do_not_go_together_are_refused(
+    served: Served, settings: dict[str, Any], text: str
+) -> None:
+    for name, value in settings.items():
+        setattr(served[1], name, value)
+    with pytest.raises(ConfigError, match=text):
+        await generate(ask(served[1]))
+    assert served[0].sessions == {}

@@ -9,7 +9,8 @@ import pytest
 
 from helpers.distributions import AGENT, distribution, module
 from miles_core.errors import PluginLoadError
-from miles_core.plugins import Plugin, Registry
+from miles_core.plugins import KINDS, Plugin, Registry
+from miles_core.plugins.wording import listed
 
 MATCHER = "def message_matches(stored, replayed):\n    return stored == replayed\n"
 
@@ -103,6 +104,20 @@ def test_a_partial_function(site: Path) -> None:
 def test_abort_beside_an_agent_function(site: Path) -> None:
     source = AGENT.replace("run_agent", "run") + "\nasync def abort(args):\n    pass\n"
     assert load(site, source, target="zz_a:run").record.hooks == ("run_agent", "abort")
+
+
+def test_keys_belong_to_the_module_s_own_matcher(site: Path) -> None:
+    keys = "def message_key(message):\n    return message['role']\n"
+    other = "def looser(a, b):\n    return True\n"
+    distribution(
+        site, "zz-a", groups={"miles.matchers": {"own": "zz_a", "named": "zz_a:message_matches", "other": "zz_a:looser",
+                                                 "alone": "zz_b:looser"}},
+    )  # fmt: skip
+    module(site, "zz_a", MATCHER + keys + other)
+    module(site, "zz_b", keys + other)
+    registry = Registry.discover(path=[str(site)], environ={})
+    have = {name: registry.load("matcher", name).has("message_key") for name in ("own", "named", "other", "alone")}
+    assert have == {"own": True, "named": True, "other": False, "alone": True}
 
 
 def test_a_package_may_define_its_hooks_in_submodules(site: Path) -> None:
@@ -298,6 +313,33 @@ def test_the_cause_is_kept(site: Path) -> None:
     assert isinstance(caught.value.__cause__, ValueError)
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (f"{AGENT}\ndel __name__\n", "cannot be looked into: AttributeError"),
+        (
+            f"{AGENT}\nclass C(tuple):\n    def __len__(self):\n        raise ValueError\nMILES_CONTRACT = C()\n",
+            "cannot be looked into: ValueError",
+        ),
+        ("class E(Exception):\n    def __str__(self):\n        raise SystemExit\nraise E\n", "cannot be imported: E ("),
+        ("raise GeneratorExit\n", "cannot be imported: GeneratorExit ("),
+        ("raise ValueError('\\x1b[31m naïve')\n", "cannot be imported: ValueError: \\x1b[31m naïve ("),
+        ("raise ValueError('x' * 9999)\n", f"cannot be imported: ValueError: {'x' * 1000}… ("),
+        ("import sys\nsys.modules[__name__] = object()\n", "has no hook\n"),
+        ("import sys\nsys.modules[__name__] = None\n", "cannot be imported: there is no module 'zz_a'\n"),
+        (f"{AGENT}\nrun_agent.__signature__ = 3\n", "has a run_agent whose arguments cannot be read ("),
+    ],
+)
+def test_a_module_that_plays_tricks_is_a_broken_plugin_like_any_other(site: Path, source: str, message: str) -> None:
+    assert refusal(site, source).startswith(message)
+
+
+def test_an_object_in_the_place_of_its_module_is_the_plugin(site: Path) -> None:
+    agent = "async def run_agent(self, base_url, prompt): return None"
+    source = f"import sys\nclass Agent:\n    {agent}\nsys.modules[__name__] = Agent()\n"
+    assert load(site, source).record.hooks == ("run_agent",)
+
+
 # -- hooks ----------------------------------------------------------------------------------------------------
 
 
@@ -342,7 +384,7 @@ def test_an_object_that_answers_to_every_name_has_no_hook_by_that(site: Path) ->
 def test_a_function_cannot_stand_for_two_sample_hooks(site: Path) -> None:
     source = "def hook(leaf_samples):\n    return leaf_samples\n"
     assert refusal(site, source, kind="sample-hook", target="zz_a:hook") == (
-        "is a function, and a sample-hook has the hooks pick_samples and postprocess_samples\n"
+        f"is a function, and a sample-hook has the hooks {listed(KINDS['sample-hook'].hooks)}\n"
         "  name the function after the one it is, or name its module instead"
     )
 

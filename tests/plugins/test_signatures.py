@@ -123,6 +123,16 @@ async def _older_evaluation(args: Any, sample: Any, sampling_params: Any, evalua
 async def _older_required(args: Any, sample: Any, sampling_params: Any, evaluation: bool) -> None: ...
 async def _neither(args: Any, sample: Any) -> None: ...
 async def _keyword(*, input: Any) -> None: ...
+async def _input_and_more(given: Any, retries: int = 3, verbose: bool = False) -> None: ...
+async def _input_named(input: Any = None, retries: int = 3, verbose: bool = False) -> None: ...
+async def _older_named(args: Any = None, sample: Any = None, sampling_params: Any = None) -> None: ...
+async def _older_open(args: Any, sample: Any, *rest: Any) -> None: ...
+async def _older_keyword(args: Any, sample: Any, sampling_params: Any, *, evaluation: bool) -> None: ...
+async def _anything(*args: Any, **kwargs: Any) -> None: ...
+async def _all_optional(a: Any = None, b: Any = None, c: Any = None) -> None: ...
+async def _one_and_sample(a: Any, sample: Any = None, c: Any = None) -> None: ...
+async def _five(a: Any, b: Any, c: Any, d: Any, e: Any) -> None: ...
+async def _nothing() -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -133,6 +143,11 @@ async def _keyword(*, input: Any) -> None: ...
         (_older, "args"),
         (_older_evaluation, "args"),
         (_older_required, "args"),
+        (_input_and_more, "input"),
+        (_input_named, "input"),
+        (_older_named, "args"),
+        (_older_open, "args"),
+        (_older_keyword, "args"),
     ],
 )
 def test_both_forms_of_generate_are_kept(function: Callable[..., Any], form: str) -> None:
@@ -146,3 +161,20 @@ def test_a_generate_function_of_neither_form_is_refused() -> None:
         "  write generate(input), or generate(args, sample, sampling_params[, evaluation])"
     )
     assert refusal("generate", _keyword).startswith("has generate(input), which is neither form")
+
+
+@pytest.mark.parametrize(
+    ("function", "shown", "why"),
+    [
+        (_anything, "*args, **kwargs", "could be either form"),
+        (_all_optional, "a, b, c", "could be either form"),
+        (_one_and_sample, "a, sample, c", "could be either form"),
+        (_five, "a, b, c, d, e", "is neither form"),
+        (_nothing, "", "is neither form"),
+    ],
+)
+def test_what_tells_no_form_is_refused_with_both(function: Callable[..., Any], shown: str, why: str) -> None:
+    assert refusal("generate", function) == (
+        f"has generate({shown}), which {why} of a generate function\n"
+        "  write generate(input), or generate(args, sample, sampling_params[, evaluation])"
+    )

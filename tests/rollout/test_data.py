@@ -77,3 +77,12 @@ def test_the_digest_sees_labels_and_not_spelling(tmp_path: Path) -> None:
     same = digest(read_prompts(written(tmp_path, '\n{"label":1,  "prompt": "x"}')))
     other = digest(read_prompts(written(tmp_path, '{"prompt": "x", "label": 2}')))
     assert one == same != other
+
+
+def test_an_unknown_role_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "x"}, {"role": "asistant", "content": "y"}]}')
+    with pytest.raises(ConfigError) as raised:
+        read_prompts(path)
+    text = f"{path}:1: \"messages[1]\" has the unknown role 'asistant'; did you mean 'assistant'?"
+    assert raised.value.message == text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from miles_core.errors import ConfigError, MilesError, PluginContractError
+from miles_core.errors import MilesError, PluginContractError, PluginLoadError
 from miles_core.rollout.loader import load_generate_function
 from miles_core.types import GenerateFnInput, GenerateFnOutput, Sample
 
@@ -42,7 +43,7 @@ class Callable_:
 
 class Plugin:
     def has(self, hook: str) -> bool:
-        return True
+        return hook == "generate"
 
     def hook(self, hook: str) -> Any:
         return {"generate": new_form}[hook]
@@ -67,8 +68,54 @@ async def test_the_older_form_with_evaluation_and_a_list() -> None:
     assert output.samples[0].metadata == {"evaluation": True}
 
 
-def test_a_dotted_path() -> None:
-    assert callable(load_generate_function("miles_generators.agentic.generate"))
+@pytest.mark.parametrize("selector", ["miles_generators.agentic.generate", "agentic", "miles-plugins:agentic"])
+def test_a_plugin_or_a_dotted_path(selector: str) -> None:
+    assert callable(load_generate_function(selector))
+
+
+async def test_the_older_form_whose_last_argument_has_another_name() -> None:
+    async def generate(args: Any, sample: Sample, sampling_params: dict[str, Any], is_eval: bool) -> Sample:
+        sample.metadata = {"evaluation": is_eval}
+        return sample
+
+    assert (await load_generate_function(generate)(given())).as_list()[0].metadata == {"evaluation": True}
+
+
+async def test_the_older_form_with_evaluation_by_keyword() -> None:
+    async def generate(args: Any, sample: Sample, sampling_params: Any, *, evaluation: bool) -> Sample:
+        sample.metadata = {"evaluation": evaluation}
+        return sample
+
+    assert (await load_generate_function(generate)(given())).as_list()[0].metadata == {"evaluation": True}
+
+
+async def test_a_class_of_the_older_form_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "their_generators.py").write_text(
+        "class Generate:\n"
+        "    def add_arguments(self, parser):\n        parser.add_argument('--theirs')\n"
+        "    async def __call__(self, args, sample, sampling_params):\n"
+        "        sample.metadata = {'args': args}\n        return sample\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    generate = load_generate_function("their_generators.Generate")
+    assert hasattr(generate, "add_arguments")
+    assert (await generate(given())).as_list()[0].metadata == {"args": "the args"}
+
+
+def test_a_class_that_needs_arguments_is_named() -> None:
+    class Needy:
+        def __init__(self, model: str) -> None: ...
+
+    with pytest.raises(PluginLoadError, match=r"Needy cannot be instantiated without arguments: .*'model'"):
+        load_generate_function(Needy)
+
+
+async def test_a_function_that_is_not_async_is_named() -> None:
+    def generate(input: GenerateFnInput) -> GenerateFnOutput:
+        return GenerateFnOutput(input.sample)
+
+    with pytest.raises(PluginContractError, match="is not async: write `async def`"):
+        await load_generate_function(generate)(given())
 
 
 def test_add_arguments_is_kept() -> None:
@@ -82,15 +129,16 @@ def test_add_arguments_is_kept() -> None:
 
 @pytest.mark.parametrize("path", ["nothing", "no_such_module.generate", "miles_generators.agentic.genrate"])
 def test_a_wrong_path_is_named(path: str) -> None:
-    with pytest.raises(ConfigError, match=f"generate function '{path}'"):
+    with pytest.raises(MilesError, match=f"generate function '{path}'"):
         load_generate_function(path)
 
 
 def test_neither_form() -> None:
     async def generate(one: Any, two: Any) -> None: ...
 
-    with pytest.raises(MilesError, match="neither form"):
+    with pytest.raises(MilesError, match="neither form") as raised:
         load_generate_function(generate)
+    assert "write generate(input), or generate(args, sample, sampling_params[, evaluation])" in raised.value.message
 
 
 @pytest.mark.parametrize("result", [None, [], [1], "text", GenerateFnOutput([])])

@@ -14,8 +14,8 @@ import pytest
 
 from miles_core.errors import ConfigError
 from miles_core.rollout.data import Prompt
-from miles_core.rollout.output import SAMPLES, RunDirectory, encode_line, read_records
-from miles_core.rollout.runner import Job, new_sample, to_record
+from miles_core.rollout.job import Job, new_sample, to_record
+from miles_core.rollout.output import SAMPLES, RunDirectory, encode_line, read_records, read_samples
 from miles_core.types import Sample, SampleStatus
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs/schemas/sample.schema.json").read_text())
@@ -166,3 +166,30 @@ EXPERTS = np.zeros((2, 1, 1), np.int32)
 @pytest.mark.parametrize("fields", [{}, {"rollout_routed_experts": EXPERTS}, {"reward": {"a": 1}}])
 def test_lines_keep_the_schema(fields: dict[str, Any]) -> None:
     jsonschema.validate(json.loads(encode_line(record(**fields))), SCHEMA)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_something_else_is_refused(tmp_path: Path, overwrite: bool) -> None:
+    for name in ("a.txt", "b.txt", "c.txt", "d.txt"):
+        (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError) as raised:
+        RunDirectory(tmp_path, {}, overwrite=overwrite)
+    assert raised.value.message == (
+        f"--output {tmp_path}: is not empty, and holds no rollout (there is a.txt, b.txt, c.txt and 1 more); "
+        "choose a new or an empty folder"
+    )
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+async def test_samples_are_read_as_they_were(tmp_path: Path) -> None:
+    prompt = Prompt(0, [{"role": "user", "content": "x"}], "l", {"k": 1}, "0" * 16)
+    sample = new_sample(Job(prompt, 1), 2)
+    sample.tokens, sample.response_length, sample.status = [1, 2, 3], 1, SampleStatus.COMPLETED
+    sample.rollout_routed_experts = np.arange(4, dtype=np.int32).reshape(2, 1, 2)
+    directory = RunDirectory(tmp_path, {})
+    await directory.append([to_record(Job(prompt, 1), sample, 0, 1)])
+    directory.close()
+    (read,) = read_samples(tmp_path)
+    assert read.prompt_hash == prompt.hash  # type: ignore[attr-defined]
+    assert (read.rollout_routed_experts == sample.rollout_routed_experts).all()
+    assert (read.tokens, read.status, read.index, read.metadata) == ([1, 2, 3], SampleStatus.COMPLETED, 1, {"k": 1})

@@ -12,8 +12,9 @@ import pytest
 
 from miles_core.errors import ConfigError
 from miles_core.rollout.data import Prompt
+from miles_core.rollout.job import Job, RunOptions, sample_seed
 from miles_core.rollout.output import FAILURES, RunDirectory, read_records
-from miles_core.rollout.runner import Job, RolloutRunner, RunOptions, sample_seed
+from miles_core.rollout.runner import RolloutRunner
 from miles_core.rollout.state import RolloutArgs, RolloutState
 from miles_core.types import GenerateFnInput, GenerateFnOutput, Sample, SampleStatus
 
@@ -122,12 +123,22 @@ async def test_a_failing_rollout_costs_itself_and_is_tried_again(tmp_path: Path,
 async def test_what_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
     async def generate(given: GenerateFnInput) -> GenerateFnOutput:
         output = await good(given)
-        output.as_list()[0].reward = float("nan")
+        output.as_list()[0].metadata["x"] = float("nan")
         return output
 
     runner = await run(tmp_path, generate)
     assert runner.tally.failures == 3
-    assert "field 'reward'" in failures(tmp_path)[0]["error"]
+    assert "field 'metadata'" in failures(tmp_path)[0]["error"]
+
+
+async def test_a_reward_of_a_wrong_type_is_a_failure(tmp_path: Path) -> None:
+    async def generate(given: GenerateFnInput) -> GenerateFnOutput:
+        output = await good(given)
+        output.as_list()[0].reward = "good"  # type: ignore[assignment]
+        return output
+
+    await run(tmp_path, generate)
+    assert "the reward 'good' is a str" in failures(tmp_path)[0]["error"]
 
 
 async def test_a_sample_that_contradicts_itself_is_a_failure(tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ def test_a_flag_of_ours_cannot_be_registered() -> None:
         RolloutArgs().add({"max_seq_len": 3})
 
 
+def test_a_flag_of_ours_that_was_left_alone_is_none_of_the_plugins() -> None:
+    args = RolloutArgs(max_seq_len=5)
+    args.add({"max_seq_len": None, "custom_agent_function_path": None})
+    assert args.max_seq_len == 5
+
+
 def test_a_tokenizer_needs_a_checkpoint() -> None:
     with pytest.raises(ConfigError, match="--checkpoint"):
         _ = RolloutState(RolloutArgs()).tokenizer

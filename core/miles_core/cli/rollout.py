@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
 from miles_core.cli.flags import HISTORIES
+from miles_core.cli.plugin_flags import CommandWithPluginFlags
 from miles_core.cli.rollout_plan import Flags
 from miles_core.cli.rollout_run import run
+from miles_core.rollout import compat
 
 _COUNT = click.IntRange(min=1)
 
 
 def _options(command: Any) -> Any:
     """The options of the command, in the order of its help."""
-    for option in reversed(_TASK + _MODEL + _SAMPLING + _RUN):
+    for option in reversed(_TASK + _REWARD + _MODEL + _SAMPLING + _RUN):
         command = option(command)
     return command
 
 
 _TASK = [
-    click.option("--prompts", type=click.Path(path_type=Path), required=True, help="JSONL file of prompts."),
+    click.option(
+        "--prompts",
+        "--prompt-data",
+        "prompts",
+        type=click.Path(path_type=Path),
+        required=True,
+        help="Prompts: JSONL, Parquet, or the folder of a Hugging Face dataset.",
+    ),
+    click.option("--input-key", metavar="KEY", help="Where the prompt is; default: messages or prompt."),
+    click.option("--label-key", metavar="KEY", help="Where the label is; default: label."),
+    click.option("--metadata-key", metavar="KEY", help="Where the metadata is; default: metadata."),
     click.option(
         "--agent",
         "--custom-agent-function-path",
@@ -39,14 +53,60 @@ _TASK = [
         show_default=True,
         help="The generate function: a name, dist:name or dotted path. Its own flags are accepted too.",
     ),
-    click.option("--samples-per-prompt", type=_COUNT, default=1, show_default=True, help="Rollouts of each."),
+    click.option(
+        "--compat",
+        type=click.Choice(["miles"]),
+        help="Make miles' names importable where miles is not installed, for modules written for it.",
+    ),
+    click.option(
+        "--samples-per-prompt",
+        "--n-samples-per-prompt",
+        "samples_per_prompt",
+        type=_COUNT,
+        default=1,
+        show_default=True,
+        help="Rollouts of each.",
+    ),
     click.option("--limit", type=_COUNT, help="Only the first so many prompts."),
     click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder for the samples."),
     click.option("--overwrite", is_flag=True, help="Delete the samples of the folder and start anew."),
 ]
 
+_REWARD = [
+    click.option(
+        "--reward-function",
+        "--custom-rm-path",
+        "reward_function",
+        metavar="PATH",
+        help="Dotted path of a function (args, sample) that gives the reward; without it the agent's counts.",
+    ),
+    click.option(
+        "--group-reward",
+        "--group-rm",
+        "group_reward",
+        is_flag=True,
+        help="The reward function takes all samples of a prompt, and gives a list.",
+    ),
+    click.option("--reward-key", metavar="KEY", help="Which of several rewards counts, where they are an object."),
+    click.option(
+        "--dynamic-filter",
+        "--dynamic-sampling-filter-path",
+        "dynamic_filter",
+        metavar="PLUGIN",
+        help="Sample hook or dotted path that keeps a prompt's samples or leaves them out, such as rewards_differ.",
+    ),
+    click.option("--keep-groups", type=_COUNT, help="Stop when so many prompts' samples are kept; abort the rest."),
+    click.option(
+        "--groups-at-once",
+        "--over-sampling-batch-size",
+        "groups_at_once",
+        type=_COUNT,
+        help="Prompts under way at once; default: as many as --concurrency fills.",
+    ),
+]
+
 _MODEL = [
-    click.option("--tito-model", metavar="FAMILY", help="The model family, with @revision if need be."),
+    click.option("--tito-model", metavar="FAMILY", help="The model family, with @revision if need be, or auto."),
     click.option(
         "--engine",
         "engines",
@@ -57,6 +117,12 @@ _MODEL = [
     click.option("--model", help="Weights for an engine that is started; default: --checkpoint."),
     click.option("--checkpoint", "--hf-checkpoint", "checkpoint", help="Tokenizer's checkpoint; default: --model."),
     click.option("--chat-template-path", type=click.Path(path_type=Path), help="Template for --tito-model default."),
+    click.option("--strict-template", is_flag=True, help="Refuse a checkpoint whose own template differs from ours."),
+    click.option(
+        "--apply-chat-template",
+        is_flag=True,
+        help="Give generate functions the prompt as text, as the family renders it; not with agentic.",
+    ),
     click.option("--apply-chat-template-kwargs", metavar="JSON", help="Template settings, as a JSON object."),
     click.option(
         "--message-matcher",
@@ -95,6 +161,11 @@ _SAMPLING = [
 _RUN = [
     click.option("--concurrency", type=_COUNT, default=64, show_default=True, help="Rollouts at once."),
     click.option(
+        "--engine-concurrency",
+        type=_COUNT,
+        help="Requests of generate functions to the engine at once; default: no limit.",
+    ),
+    click.option(
         "--sample-timeout",
         type=click.FloatRange(min=0, min_open=True),
         default=3600.0,
@@ -106,7 +177,20 @@ _RUN = [
 ]
 
 
-@click.command("rollout", context_settings={"ignore_unknown_options": True})
+class _Rollout(CommandWithPluginFlags):
+    plugin_options: ClassVar[Mapping[str, str]] = {"generate": "generator", "agent": "agent"}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options; with --compat also the flags of modules that import miles."""
+        with compat.enabled() if self.words(ctx, "--compat") else nullcontext():
+            super().format_options(ctx, formatter)
+
+    def selector(self, ctx: click.Context, kind: str, name: str) -> str:
+        """With --compat, a dotted default of miles is the built-in that it means."""
+        return compat.selector(kind, name) if self.words(ctx, "--compat") else name
+
+
+@click.command("rollout", cls=_Rollout, context_settings={"ignore_unknown_options": True})
 @_options
 @click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS OF --generate]...")
 def command(extra: tuple[str, ...], **values: Any) -> None:
@@ -114,5 +198,8 @@ def command(extra: tuple[str, ...], **values: Any) -> None:
 
     Every finished sample is one line of OUTPUT/samples.jsonl, on disk as soon as it is finished. The same
     command, repeated, resumes an interrupted run and tries failed rollouts again.
+
+    MILES_EXPERIMENTAL_ROLLOUT_REFACTOR=1 selects the continuous scheduler, which finishes prompts as they come:
+    --dynamic-filter, --keep-groups and --groups-at-once need it.
     """
     click.get_current_context().exit(run(Flags(**values), extra))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import hashlib
+import os
+import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import click
-
 from miles_core import __version__
 from miles_core.cli.flags import located, template_kwargs
+from miles_core.cli.plugin_flags import parse_plugin_flags
 from miles_core.errors import ConfigError
 from miles_core.plugins import Plugin, Registry
-from miles_core.rollout.data import Prompt, digest, read_prompts
-from miles_core.rollout.runner import RunOptions
+from miles_core.rollout.compat import selector
+from miles_core.rollout.data import Keys, Prompt, digest, read_prompts
+from miles_core.rollout.job import NEEDS_CONTINUOUS, RunOptions
+from miles_core.rollout.rewards import Reward
 from miles_core.rollout.state import RolloutArgs
 
 
@@ -27,9 +29,19 @@ class Flags:
     """The command line, parsed."""
 
     prompts: Path
+    input_key: str | None
+    label_key: str | None
+    metadata_key: str | None
     agent: str | None
     generate: str
+    compat: str | None
     samples_per_prompt: int
+    reward_function: str | None
+    group_reward: bool
+    reward_key: str | None
+    dynamic_filter: str | None
+    keep_groups: int | None
+    groups_at_once: int | None
     limit: int | None
     output: Path
     overwrite: bool
@@ -38,6 +50,8 @@ class Flags:
     model: str | None
     checkpoint: str | None
     chat_template_path: Path | None
+    strict_template: bool
+    apply_chat_template: bool
     apply_chat_template_kwargs: str | None
     message_matcher: str
     history: str
@@ -50,6 +64,7 @@ class Flags:
     top_k: int
     seed: int | None
     concurrency: int
+    engine_concurrency: int | None
     sample_timeout: float
     no_progress: bool
     as_json: bool
@@ -67,7 +82,9 @@ class Plan:
     engine: Plugin | None
     template_kwargs: dict[str, Any]
     extra: dict[str, Any]
-    """Values of the flags that the generate function registered."""
+    """Values of the flags that the plugins registered."""
+    reward: Reward | None = None
+    keep_group: Callable[..., Any] | None = None
 
     @property
     def checkpoint(self) -> str | None:
@@ -84,71 +101,128 @@ class Plan:
 
 def prepare(flags: Flags, extra: Sequence[str]) -> Plan:
     """Read and load everything named on the command line; whatever is wrong with it is an error here."""
+    if flags.compat:
+        flags = replace(flags, generate=selector("generator", flags.generate))
     registry = Registry.discover()
     generator = registry.load("generator", flags.generate)
+    agent = registry.load("agent", flags.agent) if flags.agent else None
     plan = Plan(
         flags=flags,
-        prompts=(prompts := read_prompts(flags.prompts))[: flags.limit],
+        prompts=(prompts := read_prompts(flags.prompts, _keys(flags)))[: flags.limit],
         prompts_digest=digest(prompts),
-        agent=registry.load("agent", flags.agent) if flags.agent else None,
+        agent=agent,
         generator=generator,
         engine=None,
         template_kwargs=template_kwargs(flags.apply_chat_template_kwargs),
-        extra=_extra_flags(generator, extra),
+        extra=parse_plugin_flags([generator, *([agent] if agent else [])], extra),
     )
     if flags.agent is None and flags.generate == "agentic":
         raise ConfigError("--generate agentic needs an agent: give --agent NAME, for example --agent calculator")
+    _check_groups(plan, registry)
+    if agent and agent.has("configure_agent"):
+        agent.call("configure_agent", args_of(plan))
+    if flags.apply_chat_template:
+        _check_rendering(flags)
     if flags.session_server_url:
         if flags.engines:
             raise ConfigError("--session-server-url has an engine already: leave out --engine")
     else:
-        plan.engine = _check_model(plan, registry)
+        with _named_as_given(flags):
+            plan.engine = _check_model(plan, registry)
     return plan
+
+
+def _check_rendering(flags: Flags) -> None:
+    """Sessions take messages, and render them themselves."""
+    if flags.generate == "agentic":
+        raise ConfigError(
+            "--apply-chat-template with --generate agentic: an agent works with messages, which the session renders\n"
+            "  leave the flag out; settings of the template go into --apply-chat-template-kwargs"
+        )
+    if flags.session_server_url:
+        raise ConfigError(
+            "--apply-chat-template needs the model family here, and --session-server-url has it\n  use --engine instead"
+        )
+
+
+def _keys(flags: Flags) -> Keys | None:
+    given = (flags.input_key, flags.label_key, flags.metadata_key)
+    return Keys(*given) if any(given) else None
+
+
+def _check_groups(plan: Plan, registry: Registry) -> None:
+    """Load what rewards and chooses groups. Raises ConfigError for flags that do not go together."""
+    flags = plan.flags
+    if flags.group_reward and flags.reward_function is None:
+        raise ConfigError("--group-reward says how the reward function is called: give --reward-function PATH")
+    if flags.group_reward and flags.history == "tree":
+        raise ConfigError(
+            "--group-reward with --history tree would be computed across the leaves of one rollout\n"
+            "  use --history linear, or a reward function for single samples, without --group-reward"
+        )
+    options_of(flags)
+    if flags.reward_function:
+        plan.reward = Reward.load(flags.reward_function, per_group=flags.group_reward)
+    if flags.dynamic_filter:
+        if not continuous():
+            raise ConfigError(f"--dynamic-filter {flags.dynamic_filter}: {NEEDS_CONTINUOUS}")
+        plan.keep_group = registry.load("sample-hook", flags.dynamic_filter, hook="keep_group").hook("keep_group")
+
+
+def continuous() -> bool:
+    """Whether the environment asks for the scheduler that finishes groups as they come."""
+    return os.environ.get("MILES_EXPERIMENTAL_ROLLOUT_REFACTOR", "") == "1"
+
+
+def _check_is_no_address(name: str) -> None:
+    """`host:port` looks like `distribution:name`; no plugin is called by a number."""
+    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name):
+        raise ConfigError(f"--engine {name}: the URL of an engine begins with http://; did you mean http://{name}?")
+
+
+@contextmanager
+def _named_as_given(flags: Flags) -> Iterator[None]:
+    """A checkpoint that was given as --model is called so in errors."""
+    try:
+        yield
+    except ConfigError as error:
+        if flags.checkpoint or "--checkpoint" not in error.message:
+            raise
+        raise ConfigError(error.message.replace("--checkpoint", "--model", 1)) from error
 
 
 def _check_model(plan: Plan, registry: Registry) -> Plugin | None:
     """Load family, matcher and tokenizer as the server will; returns the engine to start, if any."""
+    from miles_core.plugins.families import family_of, resolve
     from miles_core.tito import load_tokenizer
+    from miles_core.tito.drift import check_template
 
     flags = plan.flags
     if not flags.engines:
         raise ConfigError("no engine: give --engine local, --engine URL, or --session-server-url URL")
     if not flags.tito_model:
-        raise ConfigError("no model family: give --tito-model NAME (or default, for the checkpoint's own template)")
+        raise ConfigError(
+            "no model family: give --tito-model NAME (auto finds it, default follows the checkpoint's own template)"
+        )
     if plan.checkpoint is None:
         raise ConfigError("no checkpoint: give --model, and --checkpoint if the tokenizer is elsewhere")
     registry.load("matcher", flags.message_matcher)
-    family = registry.load("family", flags.tito_model)
-    family.call("tito_family").revision(family.revision)
-    load_tokenizer(plan.checkpoint)
+    # what was found is what the run is recorded with, and what its samples are read with later
+    plan.flags = flags = replace(flags, tito_model=resolve(registry, flags.tito_model, plan.checkpoint))
+    family = registry.load("family", str(flags.tito_model))
+    facts = family_of(family)
+    facts.revision(family.revision)
+    tokenizer = load_tokenizer(plan.checkpoint)
+    if flags.strict_template and not facts.best_effort:  # the server warns of it otherwise
+        check_template(facts.bind(tokenizer, family.revision), strict=True)
     if flags.chat_template_path and not flags.chat_template_path.is_file():
         raise ConfigError(f"--chat-template-path {flags.chat_template_path}: there is no such file")
     names = [engine for engine in flags.engines if "://" not in engine]
+    for name in names:
+        _check_is_no_address(name)
     if names and len(flags.engines) > 1:
         raise ConfigError(f"--engine {names[0]}: one engine is started by name, or several are given by URL")
     return registry.load("engine", names[0]) if names else None
-
-
-def _extra_flags(generator: Plugin, extra: Sequence[str]) -> dict[str, Any]:
-    """Parse what click left over with the flags that the generate function registers."""
-    parser = argparse.ArgumentParser(prog="miles-plugins rollout", add_help=False, exit_on_error=False)
-    if generator.has("add_arguments"):
-        generator.call("add_arguments", parser)
-    try:
-        values, unknown = parser.parse_known_args(list(extra))
-    except argparse.ArgumentError as error:
-        raise click.UsageError(f"{generator.describe()}: {error}") from error
-    if unknown:
-        ctx = click.get_current_context(silent=True)
-        known = [name for param in ctx.command.params for name in param.opts] if ctx else []
-        if unknown[0].startswith("-"):
-            raise click.NoSuchOption(unknown[0].partition("=")[0], possibilities=_close(unknown[0], known))
-        raise click.UsageError(f"Got unexpected extra argument ({unknown[0]})")
-    return vars(values)
-
-
-def _close(name: str, known: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(name, known)
 
 
 # -- the run's settings --------------------------------------------------------------------------------------
@@ -169,6 +243,9 @@ def options_of(flags: Flags) -> RunOptions:
         concurrency=flags.concurrency,
         sample_timeout=flags.sample_timeout,
         seed=flags.seed,
+        continuous=continuous(),
+        keep_groups=flags.keep_groups,
+        groups_at_once=flags.groups_at_once,
     )
 
 
@@ -178,6 +255,14 @@ def args_of(plan: Plan) -> RolloutArgs:
         session_api_key=plan.flags.api_key if plan.flags.session_server_url else None,
         max_seq_len=plan.flags.max_seq_len,
         hf_checkpoint=plan.checkpoint,
+        apply_chat_template=plan.flags.apply_chat_template,
+        chat_template_kwargs=plan.template_kwargs,
+        reward_key=plan.flags.reward_key,
+        rollout_max_response_len=plan.flags.max_tokens,
+        rollout_temperature=plan.flags.temperature,
+        rollout_top_p=plan.flags.top_p,
+        rollout_top_k=plan.flags.top_k,
+        use_session_server="v2" if plan.flags.history == "tree" else "v1",
         custom_agent_function_path=plan.flags.agent,
         custom_generate_function_path=plan.flags.generate,
     )
@@ -205,6 +290,11 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "max_seq_len": flags.max_seq_len,
         "sampling_params": sampling_params(flags),
         "seed": flags.seed,
+        "reward_function": flags.reward_function,
+        "group_reward": flags.group_reward or None,
+        "dynamic_filter": flags.dynamic_filter,
+        "apply_chat_template": flags.apply_chat_template or None,
+        "kept_by_group": flags.keep_groups is not None or None,
     }
 
 

@@ -16,8 +16,8 @@ from miles_core.cli.output import write, write_json
 from miles_core.rollout.summary import Tally, summary_table
 
 if TYPE_CHECKING:
+    from miles_core.cli.rollout_place import Place
     from miles_core.cli.rollout_plan import Plan
-    from miles_core.cli.rollout_run import Place
 
 
 def say(text: str) -> None:
@@ -41,7 +41,7 @@ def print_start(plan: Plan, place: Place, left: int) -> None:
 class Progress:
     """A progress bar with rates on stderr; silent where that is no terminal, or not wanted."""
 
-    def __init__(self, total: int, *, shown: bool) -> None:
+    def __init__(self, total: int, *, shown: bool, before: int = 0) -> None:
         console = Console(stderr=True)
         self._bar = Bar(
             TextColumn("rollouts"),
@@ -55,18 +55,22 @@ class Progress:
         )
         self._task = self._bar.add_task("rollouts", total=total, rates="")
         self._started = time.monotonic()
+        self._before = before  # rollouts of an earlier run
 
     def update(self, tally: Tally) -> None:
         """Show the totals so far."""
         seconds = max(time.monotonic() - self._started, 1e-9)
         rates = [
-            f"{(tally.samples - tally.resumed) / seconds:.1f} samples/s",
+            f"{(tally.rollouts - self._before) / seconds:.1f} rollouts/s",
             f"{(tally.tokens - tally.tokens_before) / seconds:,.0f} tokens/s",
+            f"{tally.running} running",
         ]
         if tally.reward.mean is not None:
             rates.append(f"reward {tally.reward.mean:.3f}")
         if tally.failures:
             rates.append(f"{tally.failures} failed")
+        if tally.groups_filtered:
+            rates.append(f"{tally.groups_kept} groups kept, {tally.groups_filtered} left out")
         self._bar.update(self._task, advance=1, rates=" · ".join(rates))
 
     def __enter__(self) -> Self:

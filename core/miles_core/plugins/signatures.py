@@ -60,13 +60,14 @@ def generate_form(function: AnyCallable) -> Literal["input", "args"]:
     required = sum(p.default is Parameter.empty for p in positional)
     by_keyword = {p.name for p in parameters.values() if p.default is p.empty and p.kind is p.KEYWORD_ONLY}
     open_end = Parameter.VAR_POSITIONAL in kinds
-    if by_keyword <= {"evaluation"} and required <= 4 and (len(names) >= 3 or open_end):
-        if required >= 3 or names[:2] == ["args", "sample"]:
-            return "args"
-    if not by_keyword and required <= 1 and names:
-        if names[0] == "input" or (not open_end and names[1:2] != ["sample"] and (required or len(names) < 3)):
-            return "input"
-    both = not by_keyword and required <= 1 and (len(names) >= 3 or open_end)
+    takes_three = by_keyword <= {"evaluation"} and required <= 4 and (len(names) >= 3 or open_end)
+    if takes_three and (required >= 3 or names[:2] == ["args", "sample"]):
+        return "args"
+    takes_one = not by_keyword and required <= 1 and bool(names)
+    clear = not open_end and names[1:2] != ["sample"] and (required == 1 or len(names) < 3)
+    if takes_one and (clear or names[0] == "input"):
+        return "input"
+    both = takes_three and not by_keyword and required <= 1
     raise PluginLoadError(
         f"has generate({', '.join(map(_spelled, parameters.values()))}), which "
         f"{'could be either form' if both else 'is neither form'} of a generate function\n  {_GENERATE_FORMS}"

@@ -4,52 +4,71 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from importlib import import_module
+from inspect import Parameter
 from typing import Any, TypeAlias
 
-from miles_core.errors import ConfigError, PluginContractError, PluginLoadError
+from miles_core.errors import ConfigError, PluginContractError, PluginError, PluginLoadError, PluginNotFound
+from miles_core.plugins import Registry
 from miles_core.plugins.signatures import generate_form
 from miles_core.types import GenerateFnInput, GenerateFnOutput, Sample
 
 Generate: TypeAlias = Callable[[GenerateFnInput], Awaitable[GenerateFnOutput]]
 """A generate function, whichever form it was written in."""
 
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+
 
 def load_generate_function(source: Any) -> Generate:
-    """One callable for `source`: a dotted path, a loaded plugin, a function, a class or an instance.
+    """One callable for `source`: a plugin's name, a dotted path, a loaded plugin, a function, a class or an instance.
 
-    A class is instantiated without arguments. `add_arguments`, where the source has it, is kept.
+    A class is instantiated without arguments. `add_arguments`, where the source has it, is kept. Raises MilesError
+    for what cannot be loaded, and for a signature that is neither form, or could be both.
     """
-    target = _resolve(source)
-    if inspect.isclass(target):
-        target = target()
+    target, flags = _resolve(source)
     name = getattr(target, "__qualname__", type(target).__qualname__)
     call = _adapt(target, name)
 
     async def generate(input: GenerateFnInput) -> GenerateFnOutput:
-        return _checked(await call(input), name)
+        result = call(input)
+        if not inspect.isawaitable(result):
+            raise PluginContractError(f"generate function {name} is not async: write `async def`")
+        return _checked(await result, name)
 
-    if hasattr(target, "add_arguments"):
-        generate.add_arguments = target.add_arguments  # type: ignore[attr-defined]
+    if flags is not None:
+        generate.add_arguments = flags  # type: ignore[attr-defined]
     return generate
 
 
-def _resolve(source: Any) -> Any:
+def _resolve(source: Any) -> tuple[Any, Any]:
+    """The callable, and its `add_arguments` if it has one."""
     if isinstance(source, str):
-        return _import(source)
+        source = _plugin(source)
     if hasattr(source, "hook") and hasattr(source, "has"):
-        return source.hook("generate")
+        return source.hook("generate"), source.hook("add_arguments") if source.has("add_arguments") else None
+    if inspect.isclass(source):
+        source = _instance(source)
     if not callable(source):
         raise ConfigError(f"{source!r} is no generate function; accepted: a plugin, a dotted path, a callable")
-    return source
+    return source, getattr(source, "add_arguments", None)
 
 
-def _import(path: str) -> Any:
-    module, _, name = path.rpartition(".")
+def _plugin(selector: str) -> Any:
     try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"generate function {path!r}: {error}; give package.module.function") from error
+        return Registry.discover().load("generator", selector)
+    except PluginNotFound as error:
+        raise ConfigError(f"generate function {selector!r}: {error.message}") from error
+    except PluginError as error:
+        raise type(error)(f"generate function {selector!r}: {error.message}") from error
+
+
+def _instance(source: type) -> Any:
+    try:
+        return source()
+    except Exception as error:
+        raise PluginLoadError(
+            f"generate function {source.__qualname__} cannot be instantiated without arguments: {error}; "
+            "give its __init__ defaults, or an instance"
+        ) from error
 
 
 def _adapt(target: Any, name: str) -> Callable[[GenerateFnInput], Any]:
@@ -60,13 +79,16 @@ def _adapt(target: Any, name: str) -> Callable[[GenerateFnInput], Any]:
         raise PluginLoadError(f"generate function {name} {error.message}") from error
     if form == "input":
         return lambda given: target(given)
-    evaluation = "evaluation" in inspect.signature(target).parameters
-    return lambda given: _call_older_form(target, given, evaluation)
+    parameters = inspect.signature(target).parameters
+    named = "evaluation" in parameters
+    fourth = not named and sum(p.default is p.empty and p.kind in _POSITIONAL for p in parameters.values()) == 4
 
+    def older(given: GenerateFnInput) -> Any:
+        extra = (given.evaluation,) if fourth else ()
+        keywords = {"evaluation": given.evaluation} if named else {}
+        return target(given.args, given.sample, given.sampling_params, *extra, **keywords)
 
-def _call_older_form(target: Any, given: GenerateFnInput, evaluation: bool) -> Any:
-    extra = (given.evaluation,) if evaluation else ()
-    return target(given.args, given.sample, given.sampling_params, *extra)
+    return older
 
 
 def _checked(result: Any, name: str) -> GenerateFnOutput:

@@ -1,12 +1,14 @@
 """The folder of one run: durable appends, and what an interrupted run left to continue from.
 
-`samples.jsonl` has one line per finished sample, `failures.jsonl` one per failed attempt, `run.json` the
-settings that make samples comparable, `summary.json` the totals. A line is on disk when `append` returns.
+`samples.jsonl` has one line per finished sample, `failures.jsonl` one per failed attempt, `filtered.jsonl` one per
+group that a filter left out, `run.json` the settings that make samples comparable, `summary.json` the totals. A line is
+on disk when `append` returns.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
@@ -18,9 +20,15 @@ from typing import IO, Any
 import orjson
 
 from miles_core.errors import ConfigError
+from miles_core.types import Sample
 
 SCHEMA = 1
 RUN, SAMPLES, FAILURES, SUMMARY = "run.json", "samples.jsonl", "failures.jsonl", "summary.json"
+FILTERED = "filtered.jsonl"
+
+DISK_TROUBLE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""What a full or failing disk answers."""
+
 
 Record = dict[str, Any]
 """One line of `samples.jsonl`, decoded."""
@@ -48,7 +56,7 @@ class RunDirectory:
         try:
             if overwrite:
                 self._samples.truncate(0)
-                for name in (RUN, FAILURES, SUMMARY):
+                for name in (RUN, FAILURES, FILTERED, SUMMARY):
                     (path / name).unlink(missing_ok=True)
             _check_settings(path, settings, empty=self._samples.seek(0, os.SEEK_END) == 0)
             write_json(path / RUN, {"schema": SCHEMA, "settings": dict(settings), **(facts or {})})
@@ -79,6 +87,21 @@ class RunDirectory:
         with (self.path / FAILURES).open("ab") as file:
             file.write(json.dumps(failure).encode() + b"\n")
 
+    def note_filtered(self, note: Mapping[str, Any]) -> None:
+        """Add a line about a group that the filter left out; a resumed run does not try it again."""
+        with (self.path / FILTERED).open("ab") as file:
+            file.write(json.dumps(note).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def filtered(self) -> Iterator[dict[str, Any]]:
+        """The notes about groups that were left out; a last line that was not finished counts for nothing."""
+        try:
+            lines = (self.path / FILTERED).read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return
+        yield from (orjson.loads(line) for line in lines if line.endswith(b"\n"))
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json`."""
         write_json(self.path / SUMMARY, summary)
@@ -108,6 +131,23 @@ def read_records(path: Path) -> Iterator[Record]:
                     f"{path / SAMPLES}:{number}: damaged: not a sample; remove the line, or choose another folder"
                 )
             yield record
+
+
+def read_samples(path: Path) -> Iterator[Sample]:
+    """Every finished sample of the folder, as the generate function left it; keys beside its fields are attributes."""
+    for record in read_records(path):
+        yield Sample.from_dict({key: _array(value) for key, value in record.items()})
+
+
+def _array(value: Any) -> Any:
+    """The inverse of `_plain` for arrays."""
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "base64"}:
+        return value
+    import base64
+
+    import numpy as np
+
+    return np.frombuffer(base64.b64decode(value["base64"]), dtype=value["dtype"]).reshape(value["shape"])
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -144,11 +184,10 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def cut_torn_tail(file: IO[bytes]) -> int:
     """Cut off what a crash left unfinished at the end; returns how many bytes.
 
-    That is a line without its end, and the lines of a rollout whose other samples are missing.
+    That is a line without its end, and the lines of a rollout, or of a group, whose other samples are missing.
     """
     file.seek(0)
-    whole = group_start = 0
-    expected = seen = 0
+    whole = group_start = expected = seen = 0
     for line in file:
         record = _parse(line)
         if record is None:
@@ -156,7 +195,7 @@ def cut_torn_tail(file: IO[bytes]) -> int:
                 return 0
             break
         if seen >= expected:
-            group_start, expected, seen = whole, record["leaf_count"], 0
+            group_start, expected, seen = whole, int(record.get("group_lines") or record["leaf_count"]), 0
         seen += 1
         whole += len(line)
     keep = group_start if seen < expected else whole
@@ -180,6 +219,7 @@ def _parse(line: bytes) -> Record | None:
 def _open_locked(path: Path) -> IO[bytes]:
     try:
         path.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign(path)
         file = (path / SAMPLES).open("a+b")
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror or error}") from error
@@ -189,6 +229,17 @@ def _open_locked(path: Path) -> IO[bytes]:
         file.close()
         raise ConfigError(f"--output {path}: another process is writing to it; choose another folder") from error
     return file
+
+
+def _refuse_foreign(path: Path) -> None:
+    """A folder that holds things, and none of a rollout, was probably named by mistake."""
+    found = sorted(each.name for each in path.iterdir())
+    if found and not {RUN, SAMPLES} & set(found):
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise ConfigError(
+            f"--output {path}: is not empty, and holds no rollout (there is {', '.join(found[:3])}{more}); "
+            "choose a new or an empty folder"
+        )
 
 
 def _check_settings(path: Path, settings: Mapping[str, Any], *, empty: bool) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from miles_core.errors import ConfigError, MilesError
+from miles_core.errors import ConfigError, MilesError, PluginContractError
 from miles_core.rollout.data import Prompt
+from miles_core.rollout.generation import rendered
+from miles_core.rollout.groups import Group, KeepGroup, decide
+from miles_core.rollout.job import NEEDS_CONTINUOUS, Job, RunOptions, encoded, new_sample, sample_seed
 from miles_core.rollout.loader import Generate
-from miles_core.rollout.output import Record, RunDirectory, encode_line
+from miles_core.rollout.output import Record, RunDirectory
+from miles_core.rollout.rewards import Reward, checked
 from miles_core.rollout.state import RolloutState
 from miles_core.rollout.summary import Tally
 from miles_core.types import GenerateFnInput, Sample, SampleStatus
+
+if TYPE_CHECKING:
+    import aiohttp
 
 log = logging.getLogger(__name__)
 
@@ -28,90 +32,134 @@ SHOWN_FAILURES = 10
 """More than that are only written to the file."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How many rollouts of each prompt, how many at once, how long one may take (seconds), and their seed."""
-
-    samples_per_prompt: int = 1
-    concurrency: int = 64
-    sample_timeout: float | None = None
-    seed: int | None = None
-
-
-@dataclass(frozen=True)
-class Job:
-    """One rollout to do."""
-
-    prompt: Prompt
-    sample_index: int
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """What tells whether it is finished: prompt hash, prompt index, sample index."""
-        return self.prompt.hash, self.prompt.index, self.sample_index
-
-
 class RolloutFailed(MilesError):
     """A rollout ended without anything to keep; the message says why."""
 
 
 class RolloutRunner:
-    """Runs rollouts and writes what they give; `observer` is called after each one, with the totals so far."""
+    """Runs rollouts, and writes and hands on what they give.
+
+    `observer` is called after each rollout, with the totals so far; `deliver` with the samples of each that is kept.
+    Without a `directory` nothing is written. With a filter, group rewards or `keep_groups`, the samples of a prompt
+    wait for each other; of failed rollouts there are none, and the group goes on without them.
+    """
 
     def __init__(
         self,
         state: RolloutState,
         generate: Generate,
-        directory: RunDirectory,
+        directory: RunDirectory | None,
         options: RunOptions,
         observer: Callable[[Tally], None] = lambda tally: None,
+        *,
+        reward: Reward | None = None,
+        keep_group: KeepGroup | None = None,
+        deliver: Callable[[list[Sample]], Awaitable[None]] | None = None,
     ) -> None:
-        self.state = state
-        self.generate = generate
-        self.directory = directory
-        self.options = options
-        self.observer = observer
+        if keep_group is not None and not options.continuous:
+            raise ConfigError(f"--dynamic-filter: {NEEDS_CONTINUOUS}")
+        self.state, self.generate, self.directory, self.options = state, generate, directory, options
+        self.observer, self.reward, self.keep_group, self.deliver = observer, reward, keep_group, deliver
+        self.waits = keep_group is not None or options.keep_groups is not None or bool(reward and reward.per_group)
         self.tally = Tally()
         self.done: set[tuple[str, int, int]] = set()
+        self._groups: dict[int, Group] = {}
+        self._over: set[tuple[str, int]] = set()
+        self._enough = asyncio.Event()
+        self._writes: set[asyncio.Task[None]] = set()
+        self._admission = asyncio.Semaphore(options.groups_at_once) if options.groups_at_once else None
+        if directory is not None:
+            self._read(directory)
+
+    def _read(self, directory: RunDirectory) -> None:
+        """What an earlier run has finished, and which groups it has left out."""
         for record in directory.records():
             self.done.add((record["prompt_hash"], record["prompt_index"], record["sample_index"]))
+            self._over.add((record["prompt_hash"], record["prompt_index"]))
             self.tally.add(record, resumed=True)
+        self.tally.groups_kept = len(self._over)
+        for note in directory.filtered():
+            self._over.add((note["prompt_hash"], note["prompt_index"]))
+            self.tally.groups_filtered += 1
 
     def jobs(self, prompts: Iterable[Prompt]) -> list[Job]:
-        """What is left to do: each prompt's samples side by side, in the prompts' order."""
+        """What is left to do: each prompt's samples side by side, in the prompts' order.
+
+        Where samples wait for each other, a prompt that has any is done.
+        """
+        if self._has_enough():
+            return []
         jobs = (Job(prompt, at) for prompt in prompts for at in range(self.options.samples_per_prompt))
-        return [job for job in jobs if job.key not in self.done]
+        if not self.waits:
+            return [job for job in jobs if job.key not in self.done]
+        return [job for job in jobs if job.key[:2] not in self._over]
 
     async def run(self, jobs: Sequence[Job]) -> None:
         """Do all jobs; cancelling it stops those under way, keeps what is finished, and calls the agent's abort."""
         import aiohttp
 
+        for job in jobs:
+            group = self._groups.setdefault(job.prompt.index, Group(0, 0))
+            group.size, group.due = group.size + 1, group.due + 1
         waiting = iter(jobs)
         timeout = aiohttp.ClientTimeout(total=None, connect=60)
         # shorter than the server keeps a connection: an agent may think for exactly that long
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
-        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as self.state.http:
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
+            self._share(http)
             workers = min(self.options.concurrency, len(jobs))
             tasks = [asyncio.create_task(self._work(waiting)) for _ in range(workers)]
+            enough = asyncio.create_task(self._enough.wait())
             try:
-                await _all(tasks)
+                await _all(tasks, enough)
+                await asyncio.gather(*self._writes)
             finally:
                 self.state.aborted = True
-                await _cancel(tasks)
+                await _cancel([*tasks, enough, *self._writes])
+                self.tally.aborted += self.tally.running + self._waiting()
+                self.tally.running = 0
                 await self._abort()
-                self.state.http = None
+                self._share(None)
+
+    def _waiting(self) -> int:
+        """Rollouts that are over, and whose group will not be."""
+        return sum(len(group.finished) for group in self._groups.values())
+
+    def _has_enough(self) -> bool:
+        wanted = self.options.keep_groups
+        return wanted is not None and self.tally.groups_kept >= wanted
+
+    def _share(self, http: aiohttp.ClientSession | None) -> None:
+        self.state.http = http
+        if self.state.engines is not None:
+            self.state.engines.http = http
 
     async def _work(self, waiting: Iterator[Job]) -> None:
         for job in waiting:
-            await self._do(job)
+            group = self._groups[job.prompt.index]
+            await self._admit(group)
+            self.tally.running += 1
+            await self._do(job, group)
+            self.tally.running -= 1
+            if self.waits and group.settled:
+                await self._settle(group)
             self.observer(self.tally)
 
-    async def _do(self, job: Job) -> None:
+    async def _admit(self, group: Group) -> None:
+        """Wait until there is room for one more group; its other rollouts then come in with it."""
+        if self._admission is None or group.admitted:
+            return
+        async with group.lock:
+            if not group.admitted:
+                await self._admission.acquire()
+                group.admitted = True
+
+    async def _do(self, job: Job, group: Group) -> None:
         """One rollout; only a fault of the run itself (configuration, disk) gets out."""
         started = time.monotonic()
         try:
-            records = await self._rollout(job)
-            lines = b"".join(encode_line(record) for record in records)
+            samples = await self._rollout(job)
+            written = None if self.waits else encoded([(job, samples, started)])
         except ConfigError:
             raise
         except asyncio.CancelledError:
@@ -121,12 +169,74 @@ class RolloutRunner:
         except (Exception, SystemExit) as error:
             self._fail(job, error, started)
         else:
-            for record in records:  # first: a cancelled append still gets to the disk, when the folder closes
-                self.tally.add(record)
-            await self.directory.append_lines(lines)
+            if written is None:
+                group.finished.append((job, samples, started))
+            else:
+                await self._write(*written, samples)
+        group.due -= 1
 
-    async def _rollout(self, job: Job) -> list[Record]:
+    async def _settle(self, group: Group) -> None:
+        """All rollouts of a group are over: reward it, and keep it or leave it out."""
+        if self._admission is not None:
+            self._admission.release()
+        if not group.finished or self._enough.is_set():
+            return
+        try:
+            if self.reward is not None and self.reward.per_group:
+                await self.reward.score_group(self.state.args, self._one_each(group))
+            kept, reason = (True, "")
+            if self.keep_group is not None:
+                kept, reason = decide(self.keep_group, self.state.args, group.samples)
+            records, lines = encoded(group.finished, together=True)
+        except (ConfigError, PluginContractError):
+            raise
+        except Exception as error:
+            finished, group.finished = group.finished, []
+            for job, _, started in finished:
+                self._fail(job, error, started)
+            return
+        if self._enough.is_set():
+            return
+        finished, group.finished = group.finished, []
+        if not kept:
+            self._leave_out(finished[0][0].prompt, [len(samples) for _, samples, _ in finished], reason)
+            return
+        self.tally.groups_kept += 1
+        if self._has_enough():
+            self._enough.set()
+        # a task of its own: when there is enough, the workers are stopped, and what is being kept is kept whole
+        samples = [each for _, found, _ in finished for each in found]
+        self._writes.add(write := asyncio.create_task(self._write(records, lines, samples)))
+        await asyncio.shield(write)
+        self._writes.discard(write)
+
+    def _one_each(self, group: Group) -> list[Sample]:
+        if any(len(samples) > 1 for _, samples, _ in group.finished):
+            raise ConfigError(
+                "group rewards are computed of one sample per rollout, and a rollout gave several leaves: "
+                "use --history linear, or a reward function without --group-reward"
+            )
+        return group.samples
+
+    async def _write(self, records: Sequence[Record], lines: bytes, samples: list[Sample]) -> None:
+        """Count, write and hand on samples that are kept."""
+        for record in records:  # first: a cancelled append still gets to the disk, when the folder closes
+            self.tally.add(record)
+        if self.directory is not None:
+            await self.directory.append_lines(lines)
+        if self.deliver is not None:
+            await self.deliver(samples)
+
+    def _leave_out(self, prompt: Prompt, leaves: Sequence[int], reason: str) -> None:
+        self.tally.groups_filtered += 1
+        if self.directory is not None:
+            note = {"prompt_hash": prompt.hash, "prompt_index": prompt.index, "rollouts": len(leaves)}
+            self.directory.note_filtered({**note, "samples": sum(leaves), "reason": reason, "time": time.time()})
+
+    async def _rollout(self, job: Job) -> list[Sample]:
         sample = new_sample(job, self.options.samples_per_prompt)
+        if self.state.args.apply_chat_template:
+            sample.prompt = rendered(self.state, sample)
         params = dict(self.state.sampling_params)
         if self.options.seed is not None:
             params["sampling_seed"] = sample_seed(self.options.seed, job)
@@ -134,16 +244,20 @@ class RolloutRunner:
         try:
             async with asyncio.timeout(limit) as clock:
                 output = await self.generate(GenerateFnInput(self.state, sample, params))
+                samples = output.as_list()
+                for each in samples:
+                    each.validate()
+                    if self.reward is not None and not self.reward.per_group:
+                        await self.reward.score(self.state.args, each)
         except TimeoutError as error:
             if clock.expired():
                 raise RolloutFailed(f"not finished within {limit:g} s (--sample-timeout)") from error
             raise
-        samples = output.as_list()
         for each in samples:
-            each.validate()
+            each.reward = checked(each.reward)
         if all(each.status is SampleStatus.ABORTED and not each.tokens for each in samples):
             raise RolloutFailed(str(samples[0].metadata.get("agent_error") or "aborted before its first turn"))
-        return [to_record(job, each, at, len(samples)) for at, each in enumerate(samples)]
+        return samples
 
     def _fail(self, job: Job, error: BaseException, started: float) -> None:
         self.tally.failures += 1
@@ -152,6 +266,8 @@ class RolloutRunner:
             text = error.message
         level = logging.WARNING if self.tally.failures <= SHOWN_FAILURES else logging.DEBUG
         log.log(level, "prompt %d sample %d failed: %s", job.prompt.index, job.sample_index, text)
+        if self.directory is None:
+            return
         self.directory.note_failure(
             {
                 "prompt_hash": job.prompt.hash,
@@ -174,53 +290,19 @@ class RolloutRunner:
             log.warning("the agent's abort failed: %s: %s", type(error).__name__, error)
 
 
-def new_sample(job: Job, samples_per_prompt: int) -> Sample:
-    """The sample a generate function starts from; its parts are its own to change."""
-    prompt = job.prompt
-    return Sample(
-        group_index=prompt.index,
-        index=prompt.index * samples_per_prompt + job.sample_index,
-        prompt=copy.deepcopy(prompt.messages),
-        label=copy.deepcopy(prompt.label),
-        metadata=copy.deepcopy(prompt.metadata),
-    )
-
-
-def sample_seed(seed: int, job: Job) -> int:
-    """The request seed of a rollout, 31 bits: the same on every machine, whatever runs beside it."""
-    text = f"{seed}/{job.prompt.index}/{job.sample_index}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
-
-
-def to_record(job: Job, sample: Sample, leaf_index: int, leaf_count: int) -> Record:
-    """A line of `samples.jsonl`: the key, then every field of the sample."""
-    key: Record = {
-        "schema": 1,
-        "prompt_hash": job.prompt.hash,
-        "prompt_index": job.prompt.index,
-        "sample_index": job.sample_index,
-        "leaf_index": leaf_index,
-        "leaf_count": leaf_count,
-    }
-    fields = sample.to_dict()
-    for name in ("tokens", "loss_mask", "rollout_log_probs"):
-        fields[name] = _listed(fields[name])
-    return {**fields, **key}
-
-
-def _listed(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for all, or for the first that raises."""
-    if tasks:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
+async def _all(tasks: Sequence[asyncio.Task[None]], enough: asyncio.Task[Any]) -> None:
+    """Wait for all, for the first that raises, or until there is enough."""
+    left: set[asyncio.Task[Any]] = set(tasks)
+    while left:
+        done, _ = await asyncio.wait([*left, enough], return_when=asyncio.FIRST_COMPLETED)
+        for task in done & left:
             task.result()
+        left -= done
+        if enough in done:
+            return
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

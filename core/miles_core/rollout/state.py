@@ -13,6 +13,9 @@ from miles_core.errors import ConfigError
 if TYPE_CHECKING:
     import aiohttp
 
+    from miles_core.rollout.engines import Engines
+    from miles_core.tito import BoundFamily
+
 
 class BoundPlugin(Protocol):
     """A loaded plugin, as the registry gives it."""
@@ -26,18 +29,56 @@ class BoundPlugin(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FunctionAgent:
+    """An agent made of functions, for `RolloutState.agent` where none is loaded as a plugin."""
+
+    run_agent: Callable[..., Any]
+    abort: Callable[..., Any] | None = None
+
+    def has(self, hook: str) -> bool:
+        """Whether there is a function for the hook."""
+        return getattr(self, hook, None) is not None and hook in ("run_agent", "abort")
+
+    def hook(self, hook: str) -> Callable[..., Any]:
+        """The function for the hook."""
+        function: Callable[..., Any] = getattr(self, hook)
+        return function
+
+
 @dataclass(kw_only=True)
 class RolloutArgs:
-    """The run's settings, `input.args`; flags that a generate function registered become attributes too.
+    """The run's settings, `input.args`; flags that plugins registered become attributes too.
 
-    `session_server_url` has no trailing slash. `max_seq_len` is in tokens, prompt included.
+    Names are those that modules written for miles read. `session_server_url` has no trailing slash. Lengths are in
+    tokens; `max_seq_len` and `rollout_max_context_len` include the prompt, the smaller one counts.
     """
 
     session_server_url: str = ""
     session_server_instance_id: str = ""
     session_api_key: str | None = None
+    session_server_ip: str | None = None
+    session_server_ports: list[int] = field(default_factory=list)
+    use_session_server: str | None = None
+    sglang_router_ip: str | None = None
+    sglang_router_port: int | None = None
+    sglang_router_policy: str | None = None
+    sglang_speculative_algorithm: str | None = None
     max_seq_len: int | None = None
+    rollout_max_context_len: int | None = None
+    """What the engine says that its context is."""
+    rollout_max_response_len: int | None = None
+    rollout_temperature: float = 1.0
+    rollout_top_p: float = 1.0
+    rollout_top_k: int = -1
     hf_checkpoint: str | None = None
+    num_layers: int | None = None
+    apply_chat_template: bool = False
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    partial_rollout: bool = False
+    use_rollout_routing_replay: bool = False
+    use_rollout_indexer_replay: bool = False
+    save_debug_trajectory_data: str | None = None
     custom_agent_function_path: str | None = None
     custom_generate_function_path: str | None = None
     reward_key: str | None = None
@@ -45,10 +86,15 @@ class RolloutArgs:
     """Seconds that `POST /sessions/{id}/samples` may take."""
 
     def add(self, flags: dict[str, Any]) -> None:
-        """Take over the flags that a generate function registered; a name of ours is refused."""
+        """Take over the flags that plugins registered; a name of ours is refused, unless it was left at None.
+
+        Modules for miles register some of its own flags again: what the command line said of them stays.
+        """
         for name, value in flags.items():
             if hasattr(self, name):
-                raise ConfigError(f"the generate function registers a flag {name!r}, which is one of ours")
+                if value is None:
+                    continue
+                raise ConfigError(f"the plugin registers a flag {name!r}, which is one of ours")
             setattr(self, name, value)
 
 
@@ -56,14 +102,17 @@ class RolloutArgs:
 class RolloutState:
     """Shared by all rollouts of a run.
 
-    `http` is a client of the session server, open while the run lasts. `aborted` turns true when the run is
-    interrupted: a generate function that loops on its own looks at it.
+    `http` is a client of the session server, open while the run lasts. `family` renders, joins and parses the model's
+    chats, `engines` answer `/generate`; both are None where the run has none. `aborted` turns true when the run is
+    interrupted or has enough: a generate function that loops on its own looks at it.
     """
 
     args: RolloutArgs
     agent: BoundPlugin | None = None
     sampling_params: dict[str, Any] = field(default_factory=dict)
     http: aiohttp.ClientSession | None = None
+    family: BoundFamily | None = None
+    engines: Engines | None = None
     processor: Any = None
     aborted: bool = False
     generate_fn_semaphore: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(64))

@@ -58,6 +58,12 @@ class Tally:
     samples_with_mismatch: int = 0
     agent_errors: int = 0
     rolled_back: int = 0
+    running: int = 0
+    """Rollouts under way."""
+    aborted: int = 0
+    """Rollouts stopped because there was enough, or by an interrupt."""
+    groups_kept: int = 0
+    groups_filtered: int = 0
 
     def add(self, record: Mapping[str, Any], *, resumed: bool = False) -> None:
         """Take one sample in."""
@@ -72,7 +78,7 @@ class Tally:
         self.trained_tokens += sum(record["loss_mask"] or ())
         self.statuses[record["status"]] += 1
         self.turns.add(count_turns(record))
-        if isinstance(record["reward"], (int, float)):
+        if isinstance(record["reward"], (int, float)) and record["leaf_index"] == 0:  # a rollout counts once
             self.reward.add(float(record["reward"]))
         self._add_metadata(record["metadata"])
 
@@ -90,11 +96,11 @@ class Tally:
 
 
 def count_turns(record: Mapping[str, Any]) -> int:
-    """Turns of a sample: one weight version each, or where the engine gives none, runs of sampled tokens."""
-    if versions := record["weight_versions"]:
-        return len(versions)
+    """Turns of a sample: as its lifecycle lists them, else one weight version each, else runs of sampled tokens."""
     if lifecycle := record["metadata"].get("lifecycle"):
         return len(lifecycle)
+    if versions := record["weight_versions"]:
+        return len(versions)
     mask = record["loss_mask"] or []
     return sum(1 for at, on in enumerate(mask) if on and (at == 0 or not mask[at - 1]))
 
@@ -108,6 +114,9 @@ def summarize(tally: Tally, *, wall_time: float, interrupted: bool = False) -> d
         "rollouts": tally.rollouts,
         "resumed_samples": tally.resumed,
         "failures": tally.failures,
+        "aborted_rollouts": tally.aborted,
+        "groups_kept": tally.groups_kept,
+        "groups_filtered": tally.groups_filtered,
         "agent_errors": tally.agent_errors,
         "samples_with_lost_turns": tally.rolled_back,
         "reward": tally.reward.to_dict(),
@@ -150,6 +159,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("trained", trained),
         ("finish", _counts(summary["statuses"])),
         ("mismatches", _mismatches(summary["mismatches"])),
+        *_group_rows(summary),
         ("failures", f"{summary['failures']:,}"),
         ("agent errors", f"{summary['agent_errors']:,}"),
         ("lost turns", _lost_turns(summary["samples_with_lost_turns"])),
@@ -159,6 +169,13 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{summary['tokens_per_s']:,.0f} tokens/s",
         ),
     ]
+
+
+def _group_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Only where something was left out or stopped."""
+    kept, filtered, aborted = (summary[key] for key in ("groups_kept", "groups_filtered", "aborted_rollouts"))
+    groups = [("groups", f"{kept:,} kept, {filtered:,} left out by the filter")] if filtered else []
+    return groups + ([("aborted", f"{aborted:,} rollouts")] if aborted else [])
 
 
 def _lost_turns(samples: int) -> str:

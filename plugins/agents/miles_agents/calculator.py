@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import json
 import operator
 import re
-import ssl
 import time
 from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from miles_core.errors import ConfigError
+from miles_agents import chat
 from miles_core.types import Message
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
 
 CALCULATOR_TOOL: dict[str, Any] = {
     "type": "function",
@@ -55,12 +49,11 @@ async def run_agent(
     **kwargs: Any,
 ) -> dict[str, Any]:
     """Solve the prompt's task; the reward is 1.0 if the final answer is the label, else 0.0."""
-    api_key = kwargs.get("api_key") or metadata.get("session_api_key") or "EMPTY"
     messages = list(prompt)
     turns, tool_time = 0, 0.0
-    async with _client(base_url, api_key) as client:
+    async with chat.client_of(base_url, chat.key_of(kwargs, metadata), agent="calculator") as client:
         while turns < MAX_TURNS:
-            message = await _ask(client, messages, request_kwargs)
+            message, _ = await chat.ask(client, messages, [CALCULATOR_TOOL], request_kwargs)
             turns += 1
             messages.append(message)
             calls = message.get("tool_calls")
@@ -74,33 +67,6 @@ async def run_agent(
         "turns": turns,
         "agent_metrics": {"total_tool_time": tool_time},
     }
-
-
-def _client(base_url: str, api_key: str) -> AsyncOpenAI:
-    try:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-    except ImportError as error:
-        raise ConfigError("the calculator agent needs openai: pip install 'miles-plugins[agents]'") from error
-    http = DefaultAsyncHttpxClient(verify=_ssl_context(), timeout=None)
-    return AsyncOpenAI(base_url=f"{base_url}/v1", api_key=api_key, http_client=http, timeout=None)
-
-
-@lru_cache(maxsize=1)
-def _ssl_context() -> ssl.SSLContext:
-    """Shared by all clients: making one reads every root certificate, 40 ms per rollout."""
-    return ssl.create_default_context()
-
-
-async def _ask(client: AsyncOpenAI, messages: list[Message], request_kwargs: dict[str, Any]) -> Message:
-    """One turn; the answer as it came, so that it is sent back unchanged."""
-    create: Any = client.chat.completions.create
-    known = inspect.signature(create).parameters  # an engine's own fields are none of the client's
-    typed = {key: value for key, value in request_kwargs.items() if key in known}
-    extra = {key: value for key, value in request_kwargs.items() if key not in known}
-    given = {"model": "default", "tools": [CALCULATOR_TOOL], **typed, "messages": messages}
-    reply = await create(**given, extra_body=extra or None)
-    message: Message = reply.choices[0].message.model_dump(exclude_unset=True, exclude_none=True)
-    return message
 
 
 def _answer_call(call: dict[str, Any]) -> Message:

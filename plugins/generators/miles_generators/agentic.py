@@ -68,6 +68,7 @@ async def generate(input: GenerateFnInput) -> GenerateFnOutput:
     """One rollout of the run's agent: one sample, or in tree mode a list of siblings."""
     if input.state.agent is None:
         raise ConfigError("the agentic generate function needs an agent: give --agent NAME")
+    _check_args(input.args)
     async with _client(input.state) as http:
         session = await _create(http, input.args)
         try:
@@ -76,6 +77,20 @@ async def generate(input: GenerateFnInput) -> GenerateFnOutput:
         finally:
             await _delete(http, input.args, session)
     return GenerateFnOutput(samples[0] if len(samples) == 1 else samples)
+
+
+def _check_args(args: Any) -> None:
+    """Settings of a trainer that cannot go together with sessions. Raises ConfigError naming flag and way out."""
+    if getattr(args, "partial_rollout", False) and getattr(args, "use_session_server", None) == "v2":
+        raise ConfigError(
+            "--partial-rollout with tree histories (--use-session-server v2): a tree cannot be gone on with later; "
+            "leave --partial-rollout out, or use --use-session-server v1"
+        )
+    if getattr(args, "apply_chat_template", False):
+        raise ConfigError(
+            "--apply-chat-template with the agentic generate function: an agent works with messages, which the session "
+            "renders; leave the flag out"
+        )
 
 
 def chat_request_kwargs(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +146,18 @@ def _as_metadata(returned: object) -> dict[str, Any]:
     if not isinstance(returned, dict):
         raise TypeError(f"run_agent returned {type(returned).__name__}; expected a dict or None")
     json.dumps(returned, allow_nan=False)
-    return returned
+    return {**returned, **_reward(returned["reward"])} if "reward" in returned else returned
+
+
+def _reward(reward: object) -> dict[str, Any]:
+    """The reward as a sample takes it; one of another type is left out, with a note."""
+    values = reward.values() if isinstance(reward, dict) else [reward]
+    if all(value is None or isinstance(value, (int, float)) for value in values):
+        return {"reward": float(reward) if isinstance(reward, bool) else reward}
+    kind = type(reward).__name__
+    text = f"run_agent returned the reward {reward!r} ({kind}); expected a number, or an object of numbers"
+    log.warning("%s", text)
+    return {"reward": None, "agent_error": f"TypeError: {text}"}
 
 
 async def _collect(
