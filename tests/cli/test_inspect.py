@@ -12,8 +12,8 @@ from helpers.tiny import write_tokenizer
 from miles_core.cli import main
 from miles_core.cli.inspect import spans
 from miles_core.rollout.data import Prompt
+from miles_core.rollout.job import Job, new_sample, to_record
 from miles_core.rollout.output import RunDirectory, encode_line
-from miles_core.rollout.runner import Job, new_sample, to_record
 
 SAMPLED = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call><|im_end|>'
 

@@ -21,10 +21,20 @@ def test_version(site: Site) -> None:
     assert site.run("--version").stdout == f"miles-plugins {__version__}\n"
 
 
-def test_an_unknown_command_is_wrong_usage(site: Site) -> None:
-    result = site.run("lst")
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (("lst",), "Error: No such command 'lst'. Did you mean 'list'?"),
+        (("verfy", "template"), "Error: No such command 'verfy'. Did you mean 'verify'?"),
+        (("xyzzy",), "Error: No such command 'xyzzy'."),
+    ],
+)
+def test_an_unknown_command_is_wrong_usage_and_says_which_was_meant(
+    site: Site, typed: tuple[str, ...], message: str
+) -> None:
+    result = site.run(*typed)
     assert (result.returncode, result.stdout) == (2, "")
-    assert "No such command 'lst'" in result.stderr
+    assert result.stderr.splitlines()[-1] == message
 
 
 @pytest.mark.parametrize("name", COMMANDS)

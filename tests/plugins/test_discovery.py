@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from helpers.distributions import distribution, module
 from miles_core.plugins import PluginRecord, Registry
@@ -193,3 +196,54 @@ def test_path_entries_that_are_no_directory_are_passed_over(tmp_path: Path, site
     file.write_bytes(b"PK")
     distribution(site, "zz-a", agents={"p": "zz_a"})
     assert only(discover(tmp_path / "absent", file, site)).name == "p"
+
+
+_PIECES = st.sampled_from(
+    [
+        b"[miles.agents]",
+        b"[miles.agent",
+        b"\n",
+        b"p",
+        b"=",
+        b" ",
+        b"zz_a",
+        b":",
+        b"[x]",
+        b"#",
+        b"\xff",
+        b"\x00",
+        b"\r",
+        b";",
+    ]
+)
+
+
+@given(
+    raw=st.lists(st.one_of(_PIECES, st.binary(max_size=4)), max_size=30).map(b"".join), metadata=st.binary(max_size=60)
+)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_no_bytes_in_the_metadata_stop_discovery_or_hide_another(tmp_path: Path, raw: bytes, metadata: bytes) -> None:
+    with tempfile.TemporaryDirectory(dir=tmp_path) as name:
+        path = Path(name)
+        info = distribution(path, "odd", raw=raw)
+        (info / "METADATA").write_bytes(metadata)
+        distribution(path, "zz-good", agents={"good": "zz_good"})
+        registry = discover(path)
+    assert registry.find("agent", "zz-good:good").target == "zz_good"
+    for record in registry.records:
+        assert record.state == "found" or (record.error and record.advice)
+    assert all(problem.what and problem.advice for problem in registry.problems)
+
+
+def test_entry_points_that_are_a_folder_or_a_broken_link_are_passed_over(site: Path) -> None:
+    for name in ("a", "b", "c"):
+        info = distribution(site, f"zz-{name}", agents={name: "zz"})
+        if name == "a":
+            (info / "entry_points.txt").unlink()
+            (info / "entry_points.txt").mkdir()
+        elif name == "b":
+            (info / "entry_points.txt").unlink()
+            (info / "entry_points.txt").symlink_to(info / "entry_points.txt")
+    (site / "file.dist-info").write_text("not a folder")
+    (site / "loop.dist-info").symlink_to(site / "loop.dist-info")
+    assert only(discover(site)).name == "c"

@@ -23,7 +23,7 @@ from miles_core.testing.fake_engine import fake_engine, refuses, sampled
 from miles_core.testing.fake_sessions import call, say, serving_in_thread
 from miles_core.testing.fake_tokenizer import chatml
 from miles_core.tito import load_chat_template, load_tokenizer
-from miles_tito_families import kimi26, qwen3
+from miles_tito_families import inkling, kimi26, qwen3
 
 CALLS = [("look_up", '{"title": "Emma"}')]
 
@@ -45,6 +45,11 @@ def test_a_byte_tokenizer_has_a_token_per_byte_and_the_control_tokens() -> None:
     assert len(ids) == 4
     assert tokenizer.decode(ids) == "<s>é<t>"
     assert [i in tokenizer.special_ids for i in ids] == [True, False, False, False]
+
+
+def test_a_family_that_asks_for_more_tokens_when_it_is_bound_gets_them() -> None:
+    bound = inkling.FAMILY.bind(tokenizer_for(inkling.FAMILY))
+    assert "What?" in bound.render([user("What?")])
 
 
 def test_a_checkpoint_of_a_family_is_one_that_commands_read(tmp_path: Path) -> None:

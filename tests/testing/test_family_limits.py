@@ -12,7 +12,7 @@ import pytest
 from miles_core.plugins import Plugin, PluginRecord
 from miles_core.testing.conformance import family_limits
 from miles_core.testing.conformance.report import CheckAnswer
-from miles_core.tito import BoundFamily, StreamParser, TitoFamily
+from miles_core.tito import BoundFamily, JsonCalls, StreamParser, TitoFamily
 from miles_core.tito.stream import TextStream
 from miles_core.types import Message
 from miles_tito_families import qwen3
@@ -31,6 +31,35 @@ def changed(**facts: Any) -> TitoFamily:
 @pytest.mark.parametrize("check", family_limits.CHECKS)
 def test_a_good_family_passes(check: str) -> None:
     assert answer(check, qwen3.FAMILY) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        (
+            {"assistant_opener": "<|im_strt|>assistant"},
+            "assistant_opener is '<|im_strt|>assistant', which",
+        ),
+        (
+            {"turn_end": "<|im_stop|>\n"},
+            "turn_end is '<|im_stop|>\\n', which its template does not write: '<|im_start|>",
+        ),
+        (
+            {"parse_facts": dataclasses.replace(qwen3.FAMILY.parse_facts, calls=JsonCalls(opener="<call>"))},
+            "parse_facts.calls is '<call>', which its template does not write",
+        ),
+    ],
+)
+def test_a_misspelt_fact_is_found(facts: dict[str, Any], told: str) -> None:
+    found = answer("names what it writes", changed(**facts))
+    assert isinstance(found, str)
+    assert found.startswith(f"revision qwen3: {told}")
+
+
+def test_a_turn_that_history_ends_otherwise_is_seen_by_the_self_check() -> None:
+    found = answer("passes the self-check", changed(trailing_tokens=()))
+    assert isinstance(found, str)
+    assert found.startswith("revision qwen3, one answer: ")
 
 
 class Fragile(StreamParser):

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from miles_core import MilesError, __version__
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class Lazy(NamedTuple):
@@ -27,9 +30,12 @@ COMMANDS: Mapping[str, Lazy] = {
     "list": Lazy("miles_core.cli.list_:command", "List installed plugins and what needs attention."),
     "info": Lazy("miles_core.cli.info:command", "Show what a plugin is, its hooks, docs and options."),
     "check": Lazy("miles_core.cli.check:command", "Load plugins and check that they keep their contracts."),
+    "new": Lazy("miles_core.cli.new:command", "Write a new plugin as a package of its own."),
     "serve": Lazy("miles_core.cli.serve:command", "Run the session server."),
     "engine": Lazy("miles_core.cli.engine:command", "Start an engine."),
     "rollout": Lazy("miles_core.cli.rollout:command", "Run an agent over prompts and write samples."),
+    "detect": Lazy("miles_core.cli.detect:command", "Say which model family a checkpoint is."),
+    "verify": Lazy("miles_core.cli.verify:command", "Prove that a family or a template fits a checkpoint."),
     "inspect": Lazy("miles_core.cli.inspect:command", "Show the tokens, masks and turns of samples."),
     "render": Lazy("miles_core.cli.render:command", "Render messages with a model family's template."),
 }
@@ -57,6 +63,24 @@ class LazyGroup(click.Group):
         found = getattr(import_module(module), attribute)
         assert isinstance(found, click.Command)
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from miles_core.plugins.wording import meant
+
+            close = meant(name, COMMANDS)
+            ctx.fail(f"No such command {name!r}." + (f" Did you mean {close!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands with the helps that are kept here: completing must not import them all."""
+        from click.shell_completion import CompletionItem
+
+        found = [CompletionItem(name, help=lazy.help) for name, lazy in COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

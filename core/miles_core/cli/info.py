@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from miles_core.cli.apart import leave
+from miles_core.cli.completion import plugin_names
 from miles_core.cli.output import claim_stdout, table, write, write_json
 from miles_core.cli.results import chosen, record_result
 from miles_core.errors import PluginError
@@ -16,10 +18,9 @@ from miles_core.plugins import KINDS, Plugin, PluginRecord, Registry, State, abo
 
 
 @click.command("info")
-@click.argument("words", nargs=-1, required=True, metavar="[KIND] NAME")
+@click.argument("words", nargs=-1, required=True, metavar="[KIND] NAME", shell_complete=plugin_names)
 @click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
-@click.pass_context
-def command(ctx: click.Context, words: tuple[str, ...], as_json: bool) -> None:
+def command(words: tuple[str, ...], as_json: bool) -> None:
     """Show what a plugin is, where it comes from, its hooks, docs and options.
 
     KIND is one of family, agent, generator, matcher, engine and sample-hook; without it, every plugin of that
@@ -34,7 +35,7 @@ def command(ctx: click.Context, words: tuple[str, ...], as_json: bool) -> None:
         write_json({"plugins": results}, stdout)
     else:
         write("\n\n".join(map(_text, results)), stdout)
-    ctx.exit(1 if any(result["state"] == "failed" for result in results) else 0)
+    leave(1 if any(result["state"] == "failed" for result in results) else 0)
 
 
 def _kind_and_name(words: Sequence[str]) -> tuple[str | None, str]:
@@ -54,7 +55,7 @@ def _describe(registry: Registry, record: PluginRecord) -> dict[str, Any]:
     extra.update(summary=own.summary or None, links=list(own.links))
     try:
         plugin = registry.load_record(record)
-        extra.update(file=plugin.module.__file__, hooks=list(record.hooks), docs=_docs(plugin))
+        extra.update(file=getattr(plugin.module, "__file__", None), hooks=list(record.hooks), docs=_docs(plugin))
         extra["options"] = _options(plugin)
     except PluginError as error:
         what, _, advice = error.message.partition("\n  ")
@@ -70,7 +71,7 @@ def _docs(plugin: Plugin) -> str | None:
         sources.append(plugin.hook(main))
     for source in sources:
         text = vars(source).get("__doc__") if hasattr(source, "__dict__") else None
-        if isinstance(text, str) and text.strip():
+        if type(text) is str and text.strip():
             return inspect.cleandoc(text)
     return None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import click
 
-from miles_core.cli.output import table, write, write_json
+from miles_core.cli.output import table, wrapped, write, write_json
 from miles_core.cli.results import attention, problem_result, record_result
 from miles_core.plugins import KINDS, PluginRecord, Registry
 
@@ -28,7 +29,7 @@ def command(kind: str | None, as_json: bool) -> None:
         return
     parts = [_table(records)] if records else [f"No {kind or 'plugin'} is installed."]
     parts += attention(records, registry.problems)
-    write("\n\n".join(parts))
+    write(wrapped("\n\n".join(parts), sys.stdout))
 
 
 def _table(records: Sequence[PluginRecord]) -> str:

@@ -21,6 +21,31 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], least: Sequence
     )
 
 
+def wrapped(text: str, stream: TextIO) -> str:
+    """The text with lines that fit a terminal; as it is in a pipe or a file, where a line is one statement.
+
+    What a line goes on with is indented like it, and two more.
+    """
+    if not stream.isatty():
+        return text
+    import shutil
+    import textwrap
+
+    width = shutil.get_terminal_size().columns
+    return "\n".join(
+        textwrap.fill(
+            line,
+            max(width, 40),
+            subsequent_indent=" " * (len(line) - len(line.lstrip()) + 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if len(line) > width
+        else line
+        for line in text.split("\n")
+    )
+
+
 def write(text: str, stream: TextIO | None = None) -> None:
     """Write text and a newline, at once: a reader that has gone is noticed here and not at exit."""
     stream = stream or sys.stdout

@@ -1,4 +1,4 @@
-"""Checks of model families beyond well-formed conversations: any ids, template settings, long histories."""
+"""Checks of model families beyond how turns join: facts borne out by the template, any ids, settings, lengths."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from miles_core.errors import ConfigError, RenderError, RequestError
 from miles_core.plugins import Plugin
 from miles_core.testing.conformance.report import CheckFunction, Skip
 from miles_core.testing.fake_tokenizer import CHATML, tokenizer_for
-from miles_core.testing.verify import LOOK_UP
+from miles_core.testing.verify import CHECKS as VERIFIED
+from miles_core.testing.verify import LOOK_UP, Outcome, verify
 from miles_core.tito import BoundFamily, TitoFamily
 from miles_core.types import Message
+
+SELF_CHECK = VERIFIED[2]
 
 ROUNDS, LONGEST = 200, 60
 """How many made-up generations are read, and how many ids they have at most."""
@@ -31,7 +34,48 @@ _TALK: list[Message] = [
     {"role": "assistant", "content": "On shelf 12.", "reasoning_content": "Found it."},
     {"role": "user", "content": "And Ulysses?"},
 ]
+_CALLED: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [
+        {
+            "id": "functions.look_up:0",
+            "type": "function",
+            "function": {"name": "look_up", "arguments": '{"title": "Emma"}'},
+        }
+    ],
+}
 _NOT_BOUND = Skip("no revision could be bound")
+
+
+def names_what_it_writes(plugin: Plugin) -> str | Skip | None:
+    """The texts that its facts name stand in what its template writes; a misspelt one would never be met."""
+    made = False
+    for bound in _bound(plugin):
+        made = True
+        family, facts = bound.family, bound.parse_facts
+        prompt, history = bound.render(_TALK[:1]), bound.render(_TALK[:2], None, None, False)
+        named = [("assistant_opener", family.assistant_opener, prompt), ("turn_end", family.turn_end, history)]
+        if facts.calls is not None:
+            called = bound.render([_TALK[0], _CALLED], [LOOK_UP], None, False)
+            named.append(("parse_facts.calls", facts.calls.opener, called))
+        for fact, text, written in named:
+            if text and text not in written:
+                fault = f"{fact} is {text!r}, which its template does not write: {written!r}"
+                return f"revision {bound.revision.name}: {fault}"
+    return None if made else _NOT_BOUND
+
+
+def passes_the_self_check(plugin: Plugin) -> str | Skip | None:
+    """What a session would say of itself in `tito_session_mismatch` is nothing, on every trajectory of `verify`."""
+    made = False
+    for bound in _bound(plugin):
+        made = True
+        for tried in verify(bound, thinking="on").tried:
+            found = tried.findings.get(SELF_CHECK)
+            if found is not None and found.outcome is Outcome.FAIL:
+                return f"revision {bound.revision.name}, {tried.trajectory}: {found.reason}"
+    return None if made else _NOT_BOUND
 
 
 def reads_any_ids(plugin: Plugin) -> str | Skip | None:
@@ -207,6 +251,8 @@ def _bound(plugin: Plugin) -> Iterator[BoundFamily]:
 
 
 CHECKS: Mapping[str, CheckFunction] = {
+    "names what it writes": names_what_it_writes,
+    "passes the self-check": passes_the_self_check,
     "reads any ids": reads_any_ids,
     "honours kwargs": honours_kwargs,
     "takes long histories": takes_long_histories,
