@@ -15,6 +15,7 @@ import pytest
 
 from helpers.checkpoints import CHATML, FORGETFUL, own_template, write_checkpoint
 from helpers.distributions import Site, distribution, module
+from helpers.fake_engine import fake_engine
 from miles_engines.local_server import chat_format
 
 MODEL = Path(__file__).parents[2] / "examples" / "tiny" / "model"
@@ -300,8 +301,9 @@ def test_rollout_records_the_family_that_is_found(tiny: Path, tmp_path: Path) ->
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "What is 1 + 1?"}\n')
     flags = ("--prompts", str(prompts), "--agent", "calculator", "--output", str(tmp_path / "out"))
-    more = ("--engine", "http://127.0.0.1:9", "--tito-model", "auto")
-    done = run("rollout", *flags, *more, "--model", str(tiny))
+    with fake_engine() as engine:
+        more = ("--engine", engine.url, "--tito-model", "auto")
+        done = run("rollout", *flags, *more, "--model", str(tiny))
     assert "family qwen3" in done.stderr
     recorded = json.loads((tmp_path / "out" / "run.json").read_text())
     assert recorded["settings"]["tito_model"] == "qwen3"

@@ -7,6 +7,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from miles_core.errors import ConfigError
 from miles_core.plugins import Plugin, PluginRecord
 from miles_core.testing import conformance
 from miles_core.tito import BoundFamily, ParseFacts, TitoFamily
@@ -67,8 +68,7 @@ def test_a_family_that_trims_more_than_it_says_does_not_join() -> None:
 def test_a_family_that_needs_tokens_of_a_real_checkpoint_is_skipped_and_says_so() -> None:
     class Demanding(TitoFamily):
         def bind(self, tokenizer: Any, revision: str | None = None, **kwargs: Any) -> BoundFamily:
-            tokenizer.ids_of(["[of a real checkpoint]"], needed_by="it")
-            return super().bind(tokenizer, revision, **kwargs)
+            raise ConfigError("the config.json of a real checkpoint is needed")
 
     facts = Demanding(**{f.name: getattr(qwen3.FAMILY, f.name) for f in dataclasses.fields(TitoFamily)})
     answers = family(facts)

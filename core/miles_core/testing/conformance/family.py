@@ -6,28 +6,20 @@ conversation. `miles-plugins verify` shows the same for a real checkpoint.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from miles_core.errors import ConfigError
 from miles_core.plugins import Plugin
 from miles_core.testing.conformance.report import CheckFunction, Skip
+from miles_core.testing.fake_tokenizer import CHATML, tokenizer_for
 from miles_core.testing.verify import CHECKS as VERIFIED
-from miles_core.testing.verify import LOOK_UP, Finding, Verification, byte_tokenizer, verify
-from miles_core.tito import BoundFamily, ChatTemplate, TitoFamily, Tokenizer
+from miles_core.testing.verify import LOOK_UP, Finding, Verification, verify
+from miles_core.tito import BoundFamily, TitoFamily
 from miles_core.types import Message
 
 APPEND_ONLY, JOINED, _, PARSED = VERIFIED
 
-_CHATML = ChatTemplate(
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-    source="the conformance kit's ChatML",
-)
-"""For families that take the checkpoint's own template."""
-
-_CONTROL = re.compile(r"<[^<>\s]+>")
 _ASKED: Message = {"role": "user", "content": "What is 1 + 2, naïvely? 数 🙂"}
 
 
@@ -109,21 +101,11 @@ def _bound(plugin: Plugin) -> Iterator[BoundFamily]:
     """Each revision, bound to a small tokenizer; none where that takes a real checkpoint's tokens."""
     family: TitoFamily = plugin.call("tito_family")
     for revision in family.revisions:
-        template = _CHATML if revision.template is None and revision.encoder is None else None
+        template = CHATML if revision.template is None and revision.encoder is None else None
         try:
-            yield family.bind(small_tokenizer(family), revision.name, template=template)
+            yield family.bind(tokenizer_for(family), revision.name, template=template)
         except ConfigError:
             continue
-
-
-def small_tokenizer(family: TitoFamily) -> Tokenizer:
-    """One token per byte, and the control tokens that the family's facts name."""
-    tags = family.parse_facts.tags
-    texts = [*(family.trailing_tokens or ()), family.turn_end, family.assistant_opener, "<|im_start|><|im_end|>"]
-    named = [token for text in texts for token in _CONTROL.findall(text or "")]
-    facts = (*(family.stop_tokens or ()), *family.role_stop_tokens, *family.boundary_tokens, *family.inner_tokens)
-    control = [token for token in (*facts, *named) if token not in tags]
-    return byte_tokenizer(control, tags, source="the conformance kit's tokenizer")
 
 
 CHECKS: Mapping[str, CheckFunction] = {

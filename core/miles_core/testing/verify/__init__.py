@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from miles_core.errors import ConfigError, RequestError
-from miles_core.testing.verify.bare import bind_bare, byte_tokenizer
+from miles_core.testing.verify.bare import bind_bare
+from miles_core.testing.verify.call_ids import with_accepted_ids
 from miles_core.testing.verify.checks import Way, try_trajectory
 from miles_core.testing.verify.results import CHECKS, Finding, Outcome, TokenDifference, Tried, Verification
 from miles_core.testing.verify.sampling import writes
@@ -24,7 +25,6 @@ __all__ = [
     "Tried",
     "Verification",
     "bind_bare",
-    "byte_tokenizer",
     "verify",
 ]
 
@@ -43,7 +43,8 @@ def verify(
     """
     formats = frozenset(what for what in ("reasoning", "calls") if writes(bound, what))
     ways, left_out = _ways(bound, thinking, kwargs or {}, "reasoning" in formats)
-    tried = [try_trajectory(bound, trajectory, way, formats) for way in ways for trajectory in trajectories]
+    ready = with_accepted_ids(bound, trajectories)
+    tried = [try_trajectory(bound, trajectory, way, formats) for way in ways for trajectory in ready]
     return Verification(tuple(tried), left_out)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-import tokenizers
-
+from miles_core.testing.fake_tokenizer import byte_tokenizer
 from miles_core.tito import BoundFamily, ChatTemplate, ParseFacts, Revision, TitoFamily, Tokenizer
 
 _CONTROL = re.compile(r"<[^<>\s{}'\"]+>|\[/?[A-Z_]+\]")
 """What looks like a control token in a template's text."""
+
+_SPECIAL_TOKENS = {f"{name}_token": f"<|{name}|>" for name in ("bos", "eos", "pad", "unk")}
+"""What templates expect of a tokenizer's configuration, made up."""
 
 BARE = TitoFamily(
     name="none",
@@ -32,18 +34,7 @@ BARE = TitoFamily(
 def bind_bare(text: str, *, source: str, tokenizer: Tokenizer | None, variables: Mapping[str, str]) -> BoundFamily:
     """A template by itself; without a tokenizer, one token per byte and one for what looks like a control token."""
     if tokenizer is None:
-        tokenizer = byte_tokenizer(_CONTROL.findall(text), (), source="tokens made up for the template")
+        variables = {**_SPECIAL_TOKENS, **variables}
+        control = [*_CONTROL.findall(text), *variables.values()]
+        tokenizer = byte_tokenizer(control, source="tokens made up for the template")
     return BARE.bind(tokenizer, template=ChatTemplate(text, source=source, variables=variables))
-
-
-def byte_tokenizer(special: Iterable[str], plain: Iterable[str], *, source: str) -> Tokenizer:
-    """One token per byte, and the given control tokens: special ones, and others that are text of a message."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    model = tokenizers.models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[])
-    backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    unique = dict.fromkeys(special)
-    backend.add_special_tokens([tokenizers.AddedToken(text, normalized=False) for text in unique])
-    backend.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in dict.fromkeys(plain)])
-    return Tokenizer(backend, source=source)

@@ -15,6 +15,7 @@ from miles_core.tito import BoundFamily, compare_tokens, parse_difference
 from miles_core.types import Message
 
 APPEND_ONLY, JOINED, SELF_CHECK, PARSED = CHECKS
+_OTHER = "·other·"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,7 @@ class _Session:
     def run(self) -> None:
         """Whether the template appends, then all turns, then the self-check."""
         positions = self.trajectory.generations
+        self._listens(positions[0])
         for self.turn, (at, end) in enumerate(pairwise(positions), 1):
             self._appends(at, end)
         self._made = {APPEND_ONLY}
@@ -176,6 +178,15 @@ class _Session:
         return sampled_ids(self.bound, self.bound.encode(turn.text))
 
     # -- the checks --------------------------------------------------------------------------------------------
+
+    def _listens(self, end: int) -> None:
+        """What a user says makes a difference: a template that writes nothing would pass all other checks."""
+        other = [
+            {**message, "content": f"{message['content']} {_OTHER}"} if message["role"] == "user" else message
+            for message in self.messages[:end]
+        ]
+        if self.bound.render(other, self.tools, self.kwargs, True) == self._render(end, prompt=True):
+            self.found(APPEND_ONLY, Finding(Outcome.FAIL, "what the user says is not written", self.turn))
 
     def _appends(self, at: int, end: int) -> None:
         """What comes after a generation leaves the text up to it as it was."""
