@@ -124,7 +124,8 @@ class World:
             assert prompt[:kept] == base.checkpoint[:kept]
         assert turn.kept == kept
         start = min(len(base.checkpoint) - 1, kept) if base else 0
-        assert turn.request.get("routed_experts_start_len", 0) == (start if self.model.replay.incremental else 0)
+        sent = json.loads(turn.sent())
+        assert sent.get("routed_experts_start_len", 0) == (start if self.model.replay.incremental else 0)
         known = base.messages if base else []
         appended = messages[len(known) :]
         whole = self.family.encode(self.model.whole(base, appended, tools))
@@ -135,17 +136,17 @@ class World:
             assert prompt == whole
         assert min(prompt) >= 0
         assert max(prompt) < self.family.tokenizer.vocab_size
-        assert turn.request["input_ids"] == prompt
-        assert turn.request["messages"] == [*known, *appended]
-        assert turn.request["temperature"] == 0.5
-        assert (turn.request["logprobs"], turn.request["return_meta_info"], turn.request["no_stop_trim"]) == (
+        assert sent["input_ids"] == prompt
+        assert sent["messages"] == [*known, *appended]
+        assert sent["temperature"] == 0.5
+        assert (sent["logprobs"], sent["return_meta_info"], sent["no_stop_trim"]) == (
             True, True, False)  # fmt: skip
 
     def answer(self, which: int, kind: str, draw: random.Random) -> None:
         pending = self.pending.pop(which)
         prompt = pending.turn.prompt.tolist()
         reply, sampled, level = self.engine.answer(kind, self.twin(pending), draw)
-        meta, start = reply["choices"][0]["meta_info"], pending.turn.request.get("routed_experts_start_len", 0)
+        meta, start = reply["choices"][0]["meta_info"], pending.turn.fields.get("routed_experts_start_len", 0)
         rows = self.rows.add(meta, start, len(prompt) + len(sampled), draw)
         before, marks = self.snapshot(), set(self.model.marks)
         if kind == "broken":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
 import orjson
+from aiohttp.abc import AbstractStreamWriter
 
 from miles_core.errors import EngineUnreachable
 
@@ -17,19 +17,29 @@ KEEPALIVE_SECONDS = 4
 
 @dataclass(frozen=True)
 class EngineReply:
-    """One whole answer; `headers` as received, names in lower case."""
+    """One whole answer; `headers` as received."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Sequence[tuple[bytes, bytes]]
     body: bytes
 
 
-LARGE_BODY = 2**20
-"""Bytes; aiohttp sends more than that piece by piece only from a file object, and warns about bytes."""
+class _Whole(aiohttp.Payload):
+    """A body that is in memory already: given to the connection at once, whatever its size (aiohttp warns of bytes)."""
 
+    _value: bytes
 
-def _sendable(body: bytes | None) -> bytes | io.BytesIO | None:
-    return io.BytesIO(body) if body is not None and len(body) > LARGE_BODY else body
+    def __init__(self, value: bytes) -> None:
+        super().__init__(value, content_type="application/json")
+        self._size = len(value)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Its text, for messages of aiohttp's."""
+        return self._value.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Send it."""
+        await writer.write(self._value)
 
 
 class EngineClient:
@@ -41,6 +51,7 @@ class EngineClient:
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
+            cookie_jar=aiohttp.DummyCookieJar(),  # an engine's cookies are nobody's, and jars are searched every time
             timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=connect_timeout),
         )
 
@@ -50,14 +61,14 @@ class EngineClient:
         """Send and read one whole answer, whatever its status. Raises EngineUnreachable naming the URL."""
         try:
             async with self._http.request(
-                method, url, data=_sendable(body), headers={**(headers or {}), **self._headers}, allow_redirects=False
+                method,
+                url,
+                data=None if body is None else _Whole(body),
+                headers={**(headers or {}), **self._headers},
+                allow_redirects=False,
             ) as response:
                 content = await response.read()
-                return EngineReply(
-                    response.status,
-                    {name.lower(): value for name, value in response.headers.items()},
-                    content,
-                )
+                return EngineReply(response.status, response.raw_headers, content)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             reason = str(error) or type(error).__name__
             raise EngineUnreachable(f"the engine at {url} could not be reached or broke off: {reason}") from error

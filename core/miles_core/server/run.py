@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from miles_core.plugins import Registry
-from miles_core.server.app import bind_socket, build_app, url_of, uvicorn_server
+from miles_core.server.app import App, bind_socket, url_of, uvicorn_server
 from miles_core.server.service import Parts, SessionService, load_parts
 from miles_core.server.settings import ServerSettings
 
@@ -25,7 +25,7 @@ def serve(settings: ServerSettings, registry: Registry, announce: Callable[[Part
         bound = bind_socket(settings.host, settings.port)
         try:
             announce(parts, settings.public_url or url_of(bound))
-            uvicorn_server(build_app(service, on_start=release)).run(sockets=[bound])
+            uvicorn_server(App(service, on_start=release)).run(sockets=[bound])
         finally:
             bound.close()
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from miles_core.engine.client import EngineClient, EngineReply
 from miles_core.engine.route import Router
 from miles_core.errors import (
@@ -23,11 +21,12 @@ from miles_core.errors import (
 )
 from miles_core.plugins import Plugin, Registry
 from miles_core.plugins.families import family_of, resolve
+from miles_core.server.http import Headers
 from miles_core.server.matching import guarded_key, guarded_matcher
 from miles_core.server.settings import ServerSettings
 from miles_core.session import wire
 from miles_core.session.assemble import assemble_path
-from miles_core.session.body import parse_body
+from miles_core.session.body import load_body, parse_body
 from miles_core.session.leaves import SampleHook, leaf_samples, tree_metadata
 from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.reply import Generation, read_reply
@@ -50,9 +49,9 @@ PASSED_ON = frozenset({"v1/models", "tokenize", "detokenize", "health", "model_i
 """Paths below a session that reach the engine."""
 
 NOT_FORWARDED = frozenset({
-    "host", "content-length", "transfer-encoding", "authorization", "x-api-key", "api-key", "cookie",
-    "proxy-authorization", "connection", "keep-alive", "te", "trailer", "upgrade", "expect", "accept-encoding",
-    "content-type", "content-encoding", "x-smg-routing-key",
+    b"host", b"content-length", b"transfer-encoding", b"authorization", b"x-api-key", b"api-key", b"cookie",
+    b"proxy-authorization", b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"expect", b"accept-encoding",
+    b"content-type", b"content-encoding", b"x-smg-routing-key",
 })  # fmt: skip
 
 
@@ -68,24 +67,30 @@ class Parts:
 
 
 def load_family(
-    registry: Registry, selector: str, checkpoint: str, template_path: str | None
+    registry: Registry, selector: str, checkpoint: str, template_path: str | None, *, fast: bool = False
 ) -> tuple[BoundFamily, Plugin]:
-    """The selected family (`auto`: the one detected) bound to the checkpoint. Raises PluginError or ConfigError."""
+    """The selected family (`auto`: the one detected) bound to the checkpoint, `fast` with an encoder for servers.
+
+    Raises PluginError or ConfigError.
+    """
     plugin = registry.load("family", resolve(registry, selector, checkpoint))
     family = family_of(plugin)
-    tokenizer, template = load_tokenizer(checkpoint), None
+    tokenizer, template = load_tokenizer(checkpoint, fast=fast), None
     if template_path is not None:
         try:
             text = Path(template_path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--chat-template-path {template_path}: {error}") from error
         template = ChatTemplate(text, source=template_path, variables=special_token_variables(tokenizer.source))
-    return family.bind(tokenizer, plugin.revision, template=template), plugin
+    with plugin.guard("tito_family"):  # a family may bring a class of its own to bind
+        return family.bind(tokenizer, plugin.revision, template=template), plugin
 
 
 def load_parts(settings: ServerSettings, registry: Registry) -> Parts:
     """Load and check everything a server needs, so that faults show at start-up."""
-    family, plugin = load_family(registry, settings.tito_model, settings.checkpoint, settings.chat_template_path)
+    family, plugin = load_family(
+        registry, settings.tito_model, settings.checkpoint, settings.chat_template_path, fast=True
+    )
     try:
         family.merge_kwargs(settings.chat_template_kwargs)
     except RequestError as error:
@@ -249,9 +254,9 @@ class SessionService:
         """Check, place and render a chat request; nothing changes in the session."""
         self._refuse_when_closing()
         self._refuse_when_full()
-        return prepare_turn(session, parse_body(raw), self.rules, rid=secrets.token_hex(16))
+        return prepare_turn(session, load_body(raw), self.rules, rid=secrets.token_hex(16))
 
-    async def run_turn(self, session: Session, turn: PreparedTurn, headers: Mapping[str, str]) -> TurnOutcome:
+    async def run_turn(self, session: Session, turn: PreparedTurn, headers: Headers) -> TurnOutcome:
         """Ask the engine and commit its answer. Cancelling it aborts the engine's request, and commits nothing.
 
         Raises EngineUnreachable or EngineReplyError (502), and Overloaded if others came first.
@@ -274,7 +279,7 @@ class SessionService:
         commit_turn(session, turn, generation, self.rules, started=started, ended=time.time())
         return TurnOutcome(turn, generation=generation)
 
-    async def _ask(self, session: Session, turn: PreparedTurn, headers: Mapping[str, str]) -> EngineReply:
+    async def _ask(self, session: Session, turn: PreparedTurn, headers: Headers) -> EngineReply:
         """One request to the session's worker, and one more, elsewhere if possible, when the connection breaks."""
         worker = self._worker(session)
         sent = forwarded_headers(headers, session.id)
@@ -286,7 +291,7 @@ class SessionService:
             other = self._move(session, worker)
             # the first request may still run: it is stopped, and an engine refuses a second one under the same id
             self._abort_later(worker, turn.fields["rid"])
-            turn.request["rid"] = turn.fields["rid"] = secrets.token_hex(16)
+            turn.fields["rid"] = secrets.token_hex(16)
             try:
                 return await self._post(other, turn, sent)
             except EngineUnreachable:
@@ -294,7 +299,7 @@ class SessionService:
                 raise
 
     async def _post(self, worker: str, turn: PreparedTurn, headers: Mapping[str, str]) -> EngineReply:
-        body = orjson.dumps(turn.request)
+        body = turn.sent()
         try:
             reply = await self.engine.request("POST", f"{worker}/v1/chat/completions", body=body, headers=headers)
         except asyncio.CancelledError:
@@ -310,7 +315,7 @@ class SessionService:
         task.add_done_callback(_background.discard)
 
     async def pass_on(
-        self, session: Session, method: str, path: str, query: str, raw: bytes, headers: Mapping[str, str]
+        self, session: Session, method: str, path: str, query: str, raw: bytes, headers: Headers
     ) -> EngineReply:
         """A request below a session that is not ours, to the engine; the caller has checked the allow-list."""
         url = f"{self._worker(session)}/{path}" + (f"?{query}" if query else "")
@@ -353,7 +358,7 @@ def _object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value or {}
 
 
-def forwarded_headers(headers: Mapping[str, str], session_id: str) -> dict[str, str]:
+def forwarded_headers(headers: Headers, session_id: str) -> dict[str, str]:
     """The agent's headers that travel on, plus the routing key."""
-    sent = {name: value for name, value in headers.items() if name.lower() not in NOT_FORWARDED}
+    sent = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers if name not in NOT_FORWARDED}
     return {**sent, "Content-Type": "application/json", "X-SMG-Routing-Key": session_id}

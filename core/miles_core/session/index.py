@@ -34,10 +34,13 @@ class PathIndex:
         self._ends[place].append(node)
         self._place_of[node.id] = place
 
-    def along(self, keys: Iterable[Hashable]) -> list[Sequence[Node]]:
-        """The generations whose paths end on the way of `keys`, the shallowest first; in order of commit at a place."""
-        found: list[Sequence[Node]] = []
-        place = 0
+    def along(self, keys: Iterable[Hashable], start: Node | None = None) -> list[Sequence[Node]]:
+        """The generations whose paths end on the way of `keys`, the shallowest first; in order of commit at a place.
+
+        The way begins where the path of `start` ends (None: at the root), with the generations that end there too.
+        """
+        place = self._place_of[start.id] if start else 0
+        found: list[Sequence[Node]] = [self._ends[place]] if self._ends[place] else []
         for key in keys:
             step = self._steps.get((place, key))
             if step is None:

@@ -35,11 +35,17 @@ class HistoryPolicy(Protocol):
     """How requests attach to a forest and what a commit leaves of it."""
 
     def position(
-        self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
+        self,
+        forest: Forest,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        matches: Matcher,
+        repeated: int = 0,
     ) -> Position:
         """Place a request; `tools` are None if it names none, and `forest`'s own object if it knows equal ones.
 
-        Raises HistoryError if it fits nowhere.
+        `repeated` is how many of the first messages the forest's tip knows to match its own. Raises HistoryError if it
+        fits nowhere.
         """
         ...
 
@@ -59,15 +65,19 @@ class LinearPolicy:
         self.max_rollback = max_rollback
 
     def position(
-        self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
+        self,
+        forest: Forest,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        matches: Matcher,
+        repeated: int = 0,
     ) -> Position:
         """Behind everything stored if it all matches, else behind the last generation that does."""
-        head = forest.last
-        path = head.path() if head else []
-        match = _count_matching(path, messages, matches)
-        base = next((node for node in reversed(path) if node.num_messages <= match), None)
-        discarded = len(path) - (path.index(base) + 1 if base else 0)
-        stored = head.num_messages if head else 0
+        head, stored = forest.last, len(forest.tip.messages)
+        match = forest.tip.match(messages, repeated, matches)
+        base, discarded = head, 0
+        while base is not None and base.num_messages > match:
+            base, discarded = base.parent, discarded + 1
         if discarded > self.max_rollback:
             raise HistoryError(
                 f"rollback failed: discard_count={discarded} exceeds "
@@ -98,7 +108,12 @@ class TreePolicy:
         """Narrows down which generations the matcher is asked about; without it, it is asked about all."""
 
     def position(
-        self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
+        self,
+        forest: Forest,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        matches: Matcher,
+        repeated: int = 0,
     ) -> Position:
         """Behind the generation whose path matches the most leading messages; among equals the one committed last.
 
@@ -106,7 +121,7 @@ class TreePolicy:
         node limit, TruncatedHistory (409) if that generation ended for length.
         """
         self._check_room(forest)
-        base = self._deepest(forest, messages, tools, matches)
+        base = self._deepest(forest, messages, tools, matches, repeated)
         if base is not None and base.truncated:
             raise TruncatedHistory(
                 f"generation {base.id} ended for length, and a cut-off answer cannot be extended; repeat the request "
@@ -115,15 +130,30 @@ class TreePolicy:
         return Position(base, tuple(messages[base.num_messages if base else 0 :]), forest.last)
 
     def _deepest(
-        self, forest: Forest, messages: Sequence[Message], tools: Sequence[Tool] | None, matches: Matcher
+        self,
+        forest: Forest,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        matches: Matcher,
+        repeated: int,
     ) -> Node | None:
-        agreement = _Agreement(messages, matches)
-        if self._key is None:
-            return _deepest_of_all(forest, tools, agreement)
-        for ends in reversed(forest.index.along(map(self._key, messages))):
-            for node in reversed(ends):
-                if (tools is None or node.tools is tools) and agreement.with_path_of(node):
-                    return node
+        key = self._key
+        if key is None:
+            return _deepest_of_all(forest, tools, _Agreement(messages, matches))
+        asked = _asked_once(matches)
+        match = forest.tip.match(
+            messages, repeated, lambda stored, sent: key(stored) == key(sent) and asked(stored, sent)
+        )
+        known = forest.tip.reached(match)
+        agreement = _Agreement(messages, asked, known)
+        # the keys of messages that match lead along the tip's path: the search goes on from there
+        places = [known, None] if known is not None else [None]
+        for place in places:
+            keys = map(key, messages[place.num_messages if place else 0 :])
+            for ends in reversed(forest.index.along(keys, place)):
+                for node in reversed(ends):
+                    if (tools is None or node.tools is tools) and agreement.with_path_of(node):
+                        return node
         return None
 
     def _check_room(self, forest: Forest) -> None:
@@ -142,13 +172,29 @@ class TreePolicy:
             forest.index.add(node, keys)
 
 
-class _Agreement:
-    """Whether a request's messages begin with those of a generation's path; asks about each generation once."""
+def _asked_once(matches: Matcher) -> Matcher:
+    """The matcher for one request, which is asked about two messages once."""
+    answers: dict[tuple[int, int], bool] = {}
 
-    def __init__(self, messages: Sequence[Message], matches: Matcher) -> None:
+    def asked(stored: Message, replayed: Message) -> bool:
+        pair = (id(stored), id(replayed))
+        if pair not in answers:
+            answers[pair] = matches(stored, replayed)
+        return answers[pair]
+
+    return asked
+
+
+class _Agreement:
+    """Whether a request's messages begin with those of a generation's path; asks about each generation once.
+
+    `known` is a generation about whose path that is known.
+    """
+
+    def __init__(self, messages: Sequence[Message], matches: Matcher, known: Node | None = None) -> None:
         self._messages = messages
         self._matches = matches
-        self._known: dict[int, bool] = {}
+        self._known = {known.id: True} if known is not None else {}
 
     def with_own(self, node: Node) -> bool:
         """The messages that the generation brought."""
@@ -159,11 +205,14 @@ class _Agreement:
 
     def with_path_of(self, node: Node) -> bool:
         """The messages from the root on."""
-        agrees = True
-        for step in node.path():
-            if step.id not in self._known:
-                self._known[step.id] = agrees and self.with_own(step)
-            agrees = self._known[step.id]
+        steps: list[Node] = []
+        step: Node | None = node
+        while step is not None and step.id not in self._known:
+            steps.append(step)
+            step = step.parent
+        agrees = step is None or self._known[step.id]
+        for step in reversed(steps):
+            agrees = self._known[step.id] = agrees and self.with_own(step)
         return agrees
 
 
@@ -177,13 +226,3 @@ def _deepest_of_all(forest: Forest, tools: Sequence[Tool] | None, agreement: _Ag
                 best = node
             waiting.extend(forest.children(node))
     return best
-
-
-def _count_matching(path: Sequence[Node], messages: Sequence[Message], matches: Matcher) -> int:
-    count = 0
-    for node in path:
-        for stored in node.messages:
-            if count >= len(messages) or not matches(stored, messages[count]):
-                return count
-            count += 1
-    return count

@@ -112,6 +112,22 @@ def _read_log_probs(meta: dict[str, Any], vocab_size: int, engine: str) -> tuple
         raise EngineReplyError(
             f"the engine at {engine} sent {len(entries)} output_token_logprobs for completion_tokens={count!r}"
         )
+    return _columns(entries, vocab_size) or _read_one_by_one(entries, vocab_size, engine)
+
+
+def _columns(entries: list[Any], vocab_size: int) -> tuple[array[int], array[float]] | None:
+    """Ids and log-probs of good entries, checked a column at a time; None if anything is not as it should be."""
+    if set(map(type, entries)) != {list} or min(map(len, entries)) < 2:
+        return None
+    values, tokens = [entry[0] for entry in entries], [entry[1] for entry in entries]
+    good = set(map(type, values)) <= {float, int} and set(map(type, tokens)) == {int}
+    if not (good and all(map(math.isfinite, values)) and min(tokens) >= 0 and max(tokens) < vocab_size):
+        return None
+    return array("i", tokens), array("d", values)
+
+
+def _read_one_by_one(entries: list[Any], vocab_size: int, engine: str) -> tuple[array[int], array[float]]:
+    """The same, or an error that names the first bad entry."""
     ids: array[int] = array("i")
     values: array[float] = array("d")
     for position, entry in enumerate(entries):

@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 
 from miles_core.errors import Overloaded, SessionNotFound
-from miles_core.session.tree import Node, path_messages
+from miles_core.session.tree import Node, encoded_spans, path_messages
 from miles_core.session.turn import Session
 from miles_core.tito import BoundFamily, compare_tokens
+from miles_core.tito.rendered import RenderedIds
 
 log = logging.getLogger("miles.session")
 
@@ -70,6 +71,7 @@ class SelfCheck:
 
     def __init__(self, family: BoundFamily) -> None:
         self._family = family
+        self._rendered = RenderedIds(family)
         self._cache: dict[str, tuple[int, list[dict[str, Any]] | None]] = {}
 
     def of(self, session: Session, kwargs: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -96,7 +98,8 @@ class SelfCheck:
         given = head.request.get("chat_template_kwargs") or kwargs
         text = self._family.render(list(path_messages(head)), head.tools, given, False)
         sampled = [(node.prompt_length, node.num_tokens) for node in head.path()]
-        return compare_tokens(self._family, self._family.encode(text), head.tokens(), sampled)
+        ids = head.tokens()
+        return compare_tokens(self._family, self._rendered.of(text, ids, encoded_spans(head)), ids, sampled)
 
 
 def session_metadata(

@@ -15,6 +15,7 @@ import orjson
 
 from miles_core.session.answer import Answer
 from miles_core.session.index import PathIndex
+from miles_core.session.tip import Tip
 from miles_core.tito import normalise_tools
 from miles_core.types import Message, Tool
 
@@ -42,7 +43,7 @@ class Node:
 
     `added` and `sampled` are int32 arrays, `log_probs` float64 with one entry per sampled id. `messages` ends
     with the assistant message that was sampled. `request` holds the fields sent to the engine apart from
-    messages and ids.
+    messages and ids. `encoded` is how many ids at the end of `added` came from one text.
     """
 
     id: int
@@ -57,6 +58,7 @@ class Node:
     request: dict[str, Any]
     answer: Answer
     facts: TurnFacts
+    encoded: int = 0
     num_messages: int = field(init=False)
     prompt_length: int = field(init=False)
     num_tokens: int = field(init=False)
@@ -83,13 +85,25 @@ class Node:
 
     def tokens(self) -> array[int]:
         """The checkpoint: prompt ids of this turn and the sampled ids behind them, int32."""
-        ids: array[int] = array("i")
+        parts: list[memoryview] = []
+        length = 0
         for node in self.path():
-            if node.kept < len(ids):
-                del ids[node.kept :]
-            ids.extend(node.added)
-            ids.extend(node.sampled)
+            if node.kept < length:
+                _cut(parts, length - node.kept)
+            parts += (memoryview(node.added), memoryview(node.sampled))
+            length = node.num_tokens
+        ids: array[int] = array("i")
+        ids.frombytes(b"".join(parts))
         return ids
+
+
+def _cut(parts: list[memoryview], count: int) -> None:
+    """Take so many ids off the end."""
+    while count:
+        last = parts.pop()
+        if len(last) > count:
+            parts.append(last[:-count])
+        count -= min(count, len(last))
 
 
 class Forest:
@@ -103,6 +117,8 @@ class Forest:
         """The paths by their messages' keys; kept up by policies that look generations up in it."""
         self.committed = 0
         """How many turns were ever committed; also the next node's id and `seq`."""
+        self.tip = Tip()
+        """The last generation's path."""
 
     @property
     def last(self) -> Node | None:
@@ -112,6 +128,7 @@ class Forest:
     def add(self, node: Node) -> None:
         """Append a committed generation."""
         self._link(node)
+        self.tip.move(node)
         self.committed += 1
 
     def _link(self, node: Node) -> None:
@@ -123,6 +140,12 @@ class Forest:
     def known_tools(self, tools: Sequence[Tool] | None) -> Sequence[Tool] | None:
         """The stored list that says the same, else `tools` itself: equal tools of a forest are one object."""
         return self._tools.get(tools_key(tools), tools) if self._tools and tools is not None else tools
+
+    def messages_to(self, node: Node | None) -> Sequence[Message]:
+        """Stored messages from the root to `node`, in order."""
+        if node is None:
+            return ()
+        return self.tip.messages[:] if node is self.tip.node else list(path_messages(node))
 
     def children(self, node: Node | None) -> Sequence[Node]:
         """The generations that extend `node` (None: the roots), in order of commit."""
@@ -149,3 +172,15 @@ def path_messages(node: Node | None) -> Iterator[Message]:
     if node is not None:
         for step in node.path():
             yield from step.messages
+
+
+def encoded_spans(node: Node) -> list[tuple[int, int]]:
+    """Where in a generation's tokens there are ids that came from text, each span from one text."""
+    found: list[tuple[int, int]] = []
+    for step in node.path():
+        while found and found[-1][1] > step.kept:  # the generation keeps less of what is before it
+            start, _ = found.pop()
+            if start < step.kept:
+                found.append((start, step.kept))
+        found.append((step.prompt_length - step.encoded, step.prompt_length))
+    return found

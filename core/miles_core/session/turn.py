@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
-import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+import numpy as np
+import orjson
+
 from miles_core.errors import InvariantError, RequestError
 from miles_core.session.answer import kept_answer
-from miles_core.session.body import short
+from miles_core.session.body import check_depth, short
 from miles_core.session.policy import HistoryPolicy, Matcher, Position
 from miles_core.session.reply import Generation
 from miles_core.session.routing import Replay, request_fields
@@ -23,6 +24,9 @@ from miles_core.tito import BoundFamily, normalise_messages, normalise_tools
 from miles_core.types import Message, Tool
 
 log = logging.getLogger("miles.session")
+
+IDS_AT_ONCE = 2**16
+"""Ids that are written in one go: about a third of a millisecond."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,19 +73,41 @@ class Session:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlacedTurn:
+    """A checked request and its place in the history. Nothing in it changes when the session goes on."""
+
+    body: dict[str, Any]
+    position: Position
+    history: Sequence[Message]
+    """Stored messages from the root to the place."""
+    tools: Sequence[Tool] | None
+    tools_changed: bool
+    kwargs: Mapping[str, Any]
+    """What the template is given."""
+    asked: Mapping[str, Any]
+    """What the engine is told of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PreparedTurn:
-    """A turn ready for the engine. `prompt` is int32; `request` is what is sent, messages and ids included."""
+    """A turn ready for the engine. `prompt` is int32; `fields` is what is sent, apart from messages and ids."""
 
     position: Position
-    request: dict[str, Any]
     fields: dict[str, Any]
     prompt: array[int]
     kept: int
+    encoded: int
     tools: Sequence[Tool] | None
     tools_changed: bool
     control_tokens: int
     stream: bool
     include_usage: bool
+    content: Sequence[bytes | memoryview]
+    """Messages and ids as they are sent: the end of a JSON object, in parts."""
+
+    def sent(self) -> bytes:
+        """The engine's request."""
+        return b"".join((orjson.dumps(self.fields)[:-1], *self.content))
 
 
 def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, rid: str) -> PreparedTurn:
@@ -90,56 +116,100 @@ def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, ri
     Raises RequestError, HistoryError or RenderError (400), or InvariantError (500) if the family breaks the
     append-only rule.
     """
-    messages = _check_request(body)
+    return build_turn(place_turn(session, body, rules), rules, rid=rid)
+
+
+def place_turn(session: Session, body: dict[str, Any], rules: TurnRules) -> PlacedTurn:
+    """Check the request and find its place: all of a turn's preparation that looks at the session.
+
+    It takes time for what is new in the request, and hardly any for what it repeats of the session's last generation.
+    """
+    repeated = _check_request(body, session.forest)
+    messages: list[Message] = body["messages"]
     kwargs = _template_kwargs(session, body, rules)
     normalise_tools(body.get("tools"))
     tools = session.forest.known_tools(body.get("tools") or None)
-    position = rules.policy.position(session.forest, messages, tools, rules.matches)
-    base, family = position.base, rules.family
-    offset = base.num_messages if base else 0
-    appended = normalise_messages(position.appended, family.family.content_format, first=offset)
+    position = rules.policy.position(session.forest, messages, tools, rules.matches, repeated)
+    base = position.base
     changed = base is not None and tools is not None and tools is not base.tools
     if changed and rules.on_tools_change == "refuse":
         raise RequestError(
             "the request's tools differ from those its history was rendered with (--on-tools-change refuse)"
         )
+    return PlacedTurn(
+        body=body,
+        position=position,
+        history=session.forest.messages_to(base),
+        tools=tools if base is None else base.tools,
+        tools_changed=changed,
+        kwargs=kwargs,
+        asked=rules.family.merge_kwargs(
+            rules.chat_template_kwargs, session.chat_template_kwargs, body.get("chat_template_kwargs")
+        ),
+    )
+
+
+def build_turn(placed: PlacedTurn, rules: TurnRules, *, rid: str) -> PreparedTurn:
+    """Render and tokenize what is new, and write the engine's request. Looks at no session: any thread may do it."""
+    body, position, family = placed.body, placed.position, rules.family
+    base = position.base
+    offset = base.num_messages if base else 0
+    appended = normalise_messages(position.appended, family.family.content_format, first=offset)
     control = _count_control_tokens(family, appended)
     if control and rules.reject_control_tokens:
         raise RequestError(
             f"{control} control tokens are spelled out in user or tool content (--reject-control-tokens); remove them"
         )
-    prompt, kept = _build_prompt(family, position, tools, kwargs)
+    prompt, kept, encoded = _build_prompt(family, position, placed.tools, placed.kwargs)
     _check_ids(family, prompt, kept)
     fields = {**_engine_fields(body, rid), **request_fields(rules.replay, base, kept)}
     if rules.lora_path is not None:
         fields["lora_path"] = rules.lora_path
-    asked = family.merge_kwargs(
-        rules.chat_template_kwargs, session.chat_template_kwargs, body.get("chat_template_kwargs")
-    )
-    if asked:
-        fields["chat_template_kwargs"] = asked
-    request = {**fields, "messages": [*path_messages(base), *position.appended], "input_ids": prompt.tolist()}
+    if placed.asked:
+        fields["chat_template_kwargs"] = placed.asked
     return PreparedTurn(
         position=position,
-        request=request,
         fields=fields,
         prompt=prompt,
         kept=kept,
-        tools=tools if base is None else base.tools,
-        tools_changed=changed,
+        encoded=encoded,
+        tools=placed.tools,
+        tools_changed=placed.tools_changed,
         control_tokens=control,
         stream=bool(body.get("stream")),
         include_usage=_wants_usage(body),
+        content=_content([*placed.history, *position.appended], prompt),
     )
 
 
-def _check_request(body: dict[str, Any]) -> list[Message]:
+def _content(messages: Sequence[Message], prompt: array[int]) -> list[bytes | memoryview]:
+    """The end of the engine's request."""
+    ids = np.frombuffer(prompt, dtype=np.int32)
+    parts: list[bytes | memoryview] = [b',"messages":', orjson.dumps(messages), b',"input_ids":[']
+    for at in range(0, len(ids), IDS_AT_ONCE):
+        written = orjson.dumps(ids[at : at + IDS_AT_ONCE], option=orjson.OPT_SERIALIZE_NUMPY)
+        parts += (b"," if at else b"", memoryview(written)[1:-1])
+    parts.append(b"]}")
+    return parts
+
+
+def _check_request(body: dict[str, Any], forest: Forest) -> int:
+    """Check everything but the history; returns how many messages are those of the forest's tip, checked before."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages must be a non-empty list of chat messages (found {short(messages)})")
-    for index, message in enumerate(messages):
+    repeated = forest.tip.repeated(messages)
+    for index in range(repeated, len(messages)):
+        message = messages[index]
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
             raise RequestError(f"messages[{index}] must be an object with a role (found {short(message)})")
+    check_depth(messages[repeated:], within=1)
+    check_depth({key: value for key, value in body.items() if key != "messages"})
+    _check_fields(body)
+    return repeated
+
+
+def _check_fields(body: dict[str, Any]) -> None:
     n = body.get("n")
     if n is not None and (n != 1 or isinstance(n, bool)):
         raise RequestError(f"n={short(n)}: a session's turn is one generation; n must be 1")
@@ -156,7 +226,6 @@ def _check_request(body: dict[str, Any]) -> list[Message]:
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise RequestError(f"stream_options must be an object (found {short(options)})")
-    return messages
 
 
 def _wants_usage(body: dict[str, Any]) -> bool:
@@ -180,22 +249,29 @@ def _template_kwargs(session: Session, body: dict[str, Any], rules: TurnRules) -
 
 def _build_prompt(
     family: BoundFamily, position: Position, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any]
-) -> tuple[array[int], int]:
-    base = position.base
+) -> tuple[array[int], int, int]:
+    """The prompt, how many ids of the checkpoint it keeps, and how many at its end come from one text."""
+    base, encode = position.base, family.tokenizer.encode_array
     if base is None:
-        return array("i", family.encode(family.render(position.appended, tools, kwargs, True))), 0
-    family.require_appendable(position.appended)
-    suffix = family.encode(family.render_suffix(base.messages[-1], position.appended, base.tools, kwargs))
+        prompt = encode(family.render(position.appended, tools, kwargs, True))
+        return prompt, 0, len(prompt)
+    refused = {m["role"] for m in position.appended} - set(family.family.allowed_append_roles)
+    if refused:
+        raise RequestError(
+            f"family {family.name} cannot append messages of role {', '.join(sorted(refused))} to a conversation; "
+            f"it can append: {', '.join(family.family.allowed_append_roles)}"
+        )
+    suffix = encode(family.render_suffix(base.messages[-1], position.appended, base.tools, kwargs))
     checkpoint = base.tokens()
     kept, bridge = family.join(checkpoint, suffix)
     if not 0 <= kept <= len(checkpoint):
         raise InvariantError(f"family {family.name} keeps {kept} of the {len(checkpoint)} tokens of a checkpoint")
-    prompt = checkpoint[:kept]
+    prompt = checkpoint if kept == len(checkpoint) else checkpoint[:kept]
     prompt.extend(bridge)
     prompt.extend(suffix)
-    if kept < len(checkpoint):
+    if prompt is not checkpoint:
         _check_prefix(family, checkpoint, prompt)
-    return prompt, kept
+    return prompt, kept, len(suffix)
 
 
 def _check_prefix(family: BoundFamily, checkpoint: array[int], prompt: array[int]) -> None:
@@ -217,32 +293,23 @@ def _check_prefix(family: BoundFamily, checkpoint: array[int], prompt: array[int
 
 def _check_ids(family: BoundFamily, prompt: array[int], kept: int) -> None:
     size = family.tokenizer.vocab_size
-    new = prompt[kept:]
-    if new and not (min(new) >= 0 and max(new) < size):
-        bad = next(i for i in new if not 0 <= i < size)
+    new = np.frombuffer(prompt, dtype=np.int32)[kept:]
+    if len(new) and not (new.min() >= 0 and new.max() < size):
+        bad = int(new[(new < 0) | (new >= size)][0])
         raise RequestError(
             f"the prompt holds token id {bad} ({family.tokenizer.id_to_token(bad)!r}), "
             f"outside the model's vocabulary of {size}"
         )
 
 
-@lru_cache(maxsize=8)
-def _control_pattern(family: BoundFamily) -> re.Pattern[str] | None:
-    texts = family.control_texts
-    return re.compile("|".join(map(re.escape, texts))) if texts else None
-
-
 def _count_control_tokens(family: BoundFamily, appended: Sequence[Message]) -> int:
     """How many there are in normalised user and tool messages."""
-    pattern = _control_pattern(family)
-    if pattern is None:
-        return 0
     count = 0
     for message in appended:
         if message["role"] in ("user", "tool"):
             content = message["content"]
             texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-            count += sum(len(pattern.findall(text)) for text in texts)
+            count += sum(map(family.control_tokens.count, texts))
     if count:
         log.warning("%d control tokens are spelled out in user or tool content", count)
     return count
@@ -299,10 +366,11 @@ def commit_turn(
         added=shared_ids(turn.prompt[turn.kept :], near),
         sampled=generation.sampled,
         log_probs=generation.log_probs,
-        tools=session.forest.known_tools(turn.tools),
+        tools=base.tools if base else session.forest.known_tools(turn.tools),
         request=shared_fields(turn.fields, near),
         answer=kept_answer(generation.raw, generation.meta, [node.answer for node in near]),
         facts=_facts(generation, len(turn.prompt), started, ended),
+        encoded=turn.encoded,
     )
     if turn.position.discarded:
         _note_rollback(session, turn)
@@ -320,7 +388,7 @@ def _note_rollback(session: Session, turn: PreparedTurn) -> None:
     if position.diverged is None or position.head is None:
         return
     stored = next(islice(path_messages(position.head), position.diverged, None))
-    replayed = turn.request["messages"][position.diverged]
+    replayed = position.appended[position.diverged - (position.base.num_messages if position.base else 0)]
     keys = sorted(k for k in stored.keys() | replayed.keys() if (stored.get(k) or None) != (replayed.get(k) or None))
     session.diverged = {"message": position.diverged, "role": stored.get("role"), "keys": keys}
     log.warning(
