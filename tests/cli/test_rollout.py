@@ -270,7 +270,10 @@ def test_a_server_that_is_not_there(served: Served, unused_tcp_port: int) -> Non
     [
         ([], "no engine: give --engine local"),
         (["--engine", "local"], "no model family: give --tito-model"),
-        (["--engine", "local", "--tito-model", "qwen3"], "no checkpoint: give --model"),
+        (
+            ["--engine", "local", "--tito-model", "qwen3"],
+            "no checkpoint: give --checkpoint DIR for the tokenizer, or --model DIR",
+        ),
         (["--engine", "http://x", "--tito-model", "qwen33", "--checkpoint", "/no"], "did you mean qwen3?"),
         (["--engine", "http://x", "--tito-model", "qwen3", "--checkpoint", "/no"], "/no"),
         (["--tito-model", "qwen3", "--agent", ""], "no engine"),

@@ -7,6 +7,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from miles_core.errors import ConfigError
 from miles_core.plugins import Plugin, PluginRecord
 from miles_core.testing import conformance
@@ -14,13 +16,13 @@ from miles_core.tito import BoundFamily, ParseFacts, TitoFamily
 from miles_tito_families import default, qwen3
 
 
-def report(kind: str, **hooks: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
-    plugin = Plugin(PluginRecord(kind, "p", "zz-a", "1.0", "zz_a"), hooks, types.ModuleType("zz_a"), None)
+def report(kind: str, name: str = "p", **hooks: Callable[..., Any]) -> dict[str, tuple[str, str | None]]:
+    plugin = Plugin(PluginRecord(kind, name, "zz-a", "1.0", "zz_a"), hooks, types.ModuleType("zz_a"), None)
     return {check.name: (check.outcome.value, check.reason) for check in conformance.run(plugin).checks}
 
 
-def family(facts: TitoFamily) -> dict[str, tuple[str, str | None]]:
-    return report("family", tito_family=lambda: facts)
+def family(facts: Any, name: str | None = None) -> dict[str, tuple[str, str | None]]:
+    return report("family", name or getattr(facts, "name", "p"), tito_family=lambda: facts)
 
 
 def test_a_family_whose_turns_join_passes_every_check() -> None:
@@ -129,3 +131,32 @@ def test_a_sample_hook_must_give_whole_samples() -> None:
 
     outcome, reason = report("sample-hook", postprocess_samples=postprocess)["postprocesses to valid samples"]
     assert (outcome, reason) == ("fail", "ValueError: loss_mask has 1 entries, response_length is 3")
+
+
+def test_after_a_family_that_is_none_nothing_else_is_tried() -> None:
+    answers = family({"name": "qwen3"})
+    assert answers["declares a family"] == ("fail", "tito_family returned dict; return a TitoFamily")
+    rest = {answer for name, answer in answers.items() if name != "declares a family"}
+    assert rest == {("skip", "not tried, since 'declares a family' failed")}
+
+
+def test_a_family_without_stop_tokens_or_under_another_name_is_told() -> None:
+    outcome, reason = family(dataclasses.replace(qwen3.FAMILY, stop_tokens=()))["declares a family"]
+    assert (outcome, (reason or "").partition(":")[0]) == ("fail", "stop_tokens is empty")
+    outcome, reason = family(dataclasses.replace(qwen3.FAMILY, name="other"), "qwen3")["declares a family"]
+    assert (outcome, reason) == ("fail", "the family calls itself 'other', and its entry point 'qwen3'; use one name")
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"stop_tokens": "<|im_end|>"}, "stop_tokens is '<|im_end|>', expected a tuple of texts, as ('a',)"),
+        ({"inner_tokens": ["<think>"]}, "inner_tokens is ['<think>'], expected a tuple of texts, as ('a',)"),
+        ({"kwarg_aliases": ("ab",)}, "kwarg_aliases[0] is 'ab', expected a tuple of texts, as ('a',)"),
+        ({"allowed_append_roles": ("user", "systm")}, "allowed_append_roles names 'systm', which is no role"),
+    ],
+)
+def test_facts_of_a_wrong_type_are_refused_where_they_are_written(facts: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        dataclasses.replace(qwen3.FAMILY, **facts)
+    assert caught.value.message == f"family qwen3: {reason}"

@@ -186,9 +186,13 @@ def _named_as_given(flags: Flags) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if flags.checkpoint or "--checkpoint" not in error.message:
+        if flags.checkpoint or isinstance(error, _NoCheckpoint) or "--checkpoint" not in error.message:
             raise
         raise ConfigError(error.message.replace("--checkpoint", "--model", 1)) from error
+
+
+class _NoCheckpoint(ConfigError):
+    """Neither flag was given, so neither is meant by the other's name."""
 
 
 def _check_model(plan: Plan, registry: Registry) -> Plugin | None:
@@ -205,7 +209,9 @@ def _check_model(plan: Plan, registry: Registry) -> Plugin | None:
             "no model family: give --tito-model NAME (auto finds it, default follows the checkpoint's own template)"
         )
     if plan.checkpoint is None:
-        raise ConfigError("no checkpoint: give --model, and --checkpoint if the tokenizer is elsewhere")
+        raise _NoCheckpoint(
+            "no checkpoint: give --checkpoint DIR for the tokenizer, or --model DIR where an engine is started too"
+        )
     registry.load("matcher", flags.message_matcher)
     # what was found is what the run is recorded with, and what its samples are read with later
     plan.flags = flags = replace(flags, tito_model=resolve(registry, flags.tito_model, plan.checkpoint))
@@ -213,8 +219,10 @@ def _check_model(plan: Plan, registry: Registry) -> Plugin | None:
     facts = family_of(family)
     facts.revision(family.revision)
     tokenizer = load_tokenizer(plan.checkpoint)
-    if flags.strict_template and not facts.best_effort:  # the server warns of it otherwise
-        check_template(facts.bind(tokenizer, family.revision), strict=True)
+    if not facts.best_effort:
+        bound = facts.bind(tokenizer, family.revision)
+        if flags.strict_template:  # the server warns of it otherwise
+            check_template(bound, strict=True)
     if flags.chat_template_path and not flags.chat_template_path.is_file():
         raise ConfigError(f"--chat-template-path {flags.chat_template_path}: there is no such file")
     names = [engine for engine in flags.engines if "://" not in engine]

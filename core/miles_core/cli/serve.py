@@ -87,15 +87,22 @@ def command(engines: tuple[str, ...], history: str | None, use_session_server: s
     flags["tito_model"] = resolve(registry, flags["tito_model"], flags["checkpoint"])
     flags["chat_template_kwargs"] = template_kwargs(flags.pop("apply_chat_template_kwargs"))
     settings = ServerSettings(engine_urls=(), **flags)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn sends itself the signal again when it has shut down: end, and stop the engine on the way
-        signal.signal(number, lambda *_: sys.exit(0))
-    if settings.strict_template:
-        load_parts(settings, registry)  # a refusal should not have to wait for an engine
+    signal.signal(signal.SIGTERM, _interrupt)
+    started = any("://" not in engine for engine in engines)
+    # what is wrong with the family or a hook should not have to wait for an engine
+    parts = load_parts(settings, registry) if started else None
     with ExitStack() as stack:
         urls = _engine_urls(engines, model or checkpoint, settings, registry, stack)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # uvicorn sends itself the signal again when it has shut down: end, and stop the engine on the way
+            signal.signal(number, lambda *_: sys.exit(0))
         settings = replace(settings, engine_urls=urls)
-        serve(settings, registry, lambda parts, url: write(start_block(settings, parts, url, engines)))
+        serve(settings, registry, lambda parts, url: write(start_block(settings, parts, url, engines)), parts)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Stop as Ctrl-C does: a plugin that is starting an engine cannot take this for its own failure."""
+    raise KeyboardInterrupt
 
 
 def _history(history: str | None, older: str | None) -> str:

@@ -81,10 +81,10 @@ def advice(found: Detection, checkpoint: str) -> Iterator[str]:
         yield f"prove it with miles-plugins verify template --checkpoint {checkpoint} --tito-model {chosen}"
         return
     if found.fitting:
-        yield f"miles-plugins detect {checkpoint} has the reasons; --tito-model NAME takes one all the same"
+        yield f"--tito-model NAME takes one all the same; miles-plugins detect {checkpoint} --json has every reason"
     for selector in found.fallbacks:
         yield f"--tito-model {selector} follows the checkpoint's own template, {BEST_EFFORT}"
-    yield "or write a family for it, see docs/families.md"
+    yield "or write a family for it: miles-plugins new family NAME, see docs/write_a_plugin.md"
 
 
 def _shortest(registry: Registry, record: PluginRecord) -> str:

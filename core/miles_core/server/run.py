@@ -14,13 +14,20 @@ from miles_core.server.settings import ServerSettings
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def serve(settings: ServerSettings, registry: Registry, announce: Callable[[Parts, str], None]) -> None:
+def serve(
+    settings: ServerSettings,
+    registry: Registry,
+    announce: Callable[[Parts, str], None],
+    parts: Parts | None = None,
+) -> None:
     """Serve until SIGINT or SIGTERM. `announce` is called with what was loaded and the URL, once it is bound.
+
+    `parts` are what `load_parts` gave, where they are loaded already.
 
     Raises PluginError or ConfigError if a setting is wrong.
     """
     with signals_held() as release:
-        parts = load_parts(settings, registry)
+        parts = parts or load_parts(settings, registry)
         service = SessionService(settings, parts)
         bound = bind_socket(settings.host, settings.port)
         try:

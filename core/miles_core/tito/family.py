@@ -6,7 +6,7 @@ gives a `BoundFamily`, which renders, joins and parses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -107,6 +107,23 @@ class TitoFamily:
     template_differs: Mapping[str, str] = field(default_factory=dict)
     bound_class: type[BoundFamily] | None = None
     best_effort: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a text where texts belong: a forgotten comma makes every letter of it a token."""
+        for where, value in self._lists():
+            if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+                raise ConfigError(f"family {self.name}: {where} is {value!r}, expected a tuple of texts, as ('a',)")
+        unknown = sorted(set(self.allowed_append_roles) - {"system", "user", "assistant", "tool", "developer"})
+        if unknown:
+            raise ConfigError(f"family {self.name}: allowed_append_roles names {unknown[0]!r}, which is no role")
+
+    def _lists(self) -> Iterator[tuple[str, Any]]:
+        names = ("checkpoints", "thinking_kwargs", "allowed_append_roles", "role_stop_tokens", "boundary_tokens")
+        yield from ((name, getattr(self, name)) for name in (*names, "inner_tokens"))
+        for name in ("stop_tokens", "trailing_tokens"):
+            if (value := getattr(self, name)) is not None:
+                yield name, value
+        yield from ((f"kwarg_aliases[{at}]", group) for at, group in enumerate(self.kwarg_aliases))
 
     def revision(self, name: str | None) -> Revision:
         """The named revision, or the declared default. Raises ConfigError listing the known ones."""

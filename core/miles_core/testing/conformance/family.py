@@ -30,6 +30,10 @@ def declares_a_family(plugin: Plugin) -> str | None:
         return f"tito_family returned {type(family).__name__}; return a TitoFamily"
     if not family.revisions:
         return "the family has no revisions; declare at least one"
+    if not family.best_effort and not family.stop_tokens:
+        return "stop_tokens is empty: without the token that ends a turn, no generation can be told to be whole"
+    if family.name != plugin.record.name and "." not in plugin.record.name:
+        return f"the family calls itself {family.name!r}, and its entry point {plugin.record.name!r}; use one name"
     return None if plugin.call("tito_family") == family else "tito_family returns another family each time"
 
 

@@ -85,11 +85,24 @@ def _waived(check: Check, why: str | None) -> Check:
     return replace(check, outcome=Outcome.WAIVED, reason=f"{why} ({check.reason})")
 
 
+DECISIVE = frozenset({"declares a family", "binds"})
+"""Checks without which others have nothing to look at."""
+
+
 def run_checks(
     plugin: Plugin, checks: Mapping[str, Callable[[], CheckAnswer]], optional: Collection[str]
 ) -> tuple[Check, ...]:
-    """Run `checks` one after the other; what one raises is its failure, Ctrl-C excepted."""
-    return tuple(Check(name, *_outcome(plugin, check), required=name not in optional) for name, check in checks.items())
+    """Run `checks` one after the other; what one raises is its failure, Ctrl-C excepted.
+
+    Where one of `DECISIVE` fails, the rest would fail in the same way, and are skipped.
+    """
+    made: list[Check] = []
+    failed: str | None = None
+    for name, check in checks.items():
+        known = (Outcome.SKIP, f"not tried, since {failed!r} failed") if failed else _outcome(plugin, check)
+        made.append(Check(name, *known, required=name not in optional))
+        failed = failed or (name if name in DECISIVE and known[0] is Outcome.FAIL else None)
+    return tuple(made)
 
 
 def _outcome(plugin: Plugin, check: Callable[[], CheckAnswer]) -> tuple[Outcome, str | None]:
