@@ -51,9 +51,10 @@ async def test_stops_after_eight_turns() -> None:
     assert (result["reward"], result["turns"]) == (0.0, 8)
 
 
-async def test_an_unknown_tool_and_broken_arguments_are_answered() -> None:
+@pytest.mark.parametrize("arguments", ["{1", "[" * 9999], ids=["cut off", "deep"])
+async def test_an_unknown_tool_and_broken_arguments_are_answered(arguments: str) -> None:
     broken = call("1")
-    broken["tool_calls"][0]["function"]["arguments"] = "{1"
+    broken["tool_calls"][0]["function"]["arguments"] = arguments
     other = call("1")
     other["tool_calls"][0]["function"]["name"] = "search"
     script = iter([broken, other, say("I give up.")])

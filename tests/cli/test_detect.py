@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +114,7 @@ def test_no_family_fits_an_unknown_model(tmp_path: Path) -> None:
     text = " ".join(done.stdout.split())
     assert "No installed family fits." in text
     assert "turns are not proven to append, and reasoning and tool calls are not parsed" in text
-    assert "or write a family for it, see docs/families.md" in text
+    assert "or write a family for it: miles-plugins new family NAME, see docs/write_a_plugin.md" in text
 
 
 @pytest.mark.parametrize(
@@ -142,6 +144,49 @@ def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
     done = run("detect", str(tmp_path / "empty"))
     assert done.returncode == 2
     assert "has no tokenizer.json" in done.stderr
+
+
+def test_a_name_that_no_hub_gives_is_asked_for_once(tmp_path: Path) -> None:
+    asked = []
+
+    class Nothing(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *args: object) -> None:
+            """Not to stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        environ = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(tmp_path)}
+        environ.pop("HF_HUB_OFFLINE", None)
+        done = run("detect", "models/qwen", env=environ)
+        hub.shutdown()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--checkpoint models/qwen: no such directory here, and the Hugging Face hub did not give it" in done.stderr
+    assert asked == ["/models/qwen/resolve/main/tokenizer.json"]
+
+
+def test_a_model_type_cannot_write_to_the_terminal(official: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(official, folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "a\x1b[31m\nb"}), "utf-8")
+    done = run("detect", str(folder))
+    assert "model_type  'a\\x1b[31m\\nb'\n" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_a_token_that_no_text_becomes_is_missing(official: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(official, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    (token,) = (token for token in tokenizer["added_tokens"] if token["content"] == "<|im_end|>")
+    tokenizer["added_tokens"].remove(token)
+    tokenizer["model"]["vocab"]["<|im_end|>"] = token["id"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    (qwen3,) = (row for row in answer(folder)["candidates"] if row["family"] == "qwen3")
+    assert (qwen3["confidence"], qwen3["tokens"]["missing"]) == ("none", ["<|im_end|>"])
 
 
 def test_embedding_models_do_not_chat(official: Path, tmp_path: Path) -> None:
@@ -220,7 +265,9 @@ def test_render_refuses_with_the_candidates_when_unsure(tuned: Path) -> None:
         "  qwen3 is possible: model_type fits, its tokens are there, 0 of 7 first turns and 0 of 3 calls agree"
     )
     assert lines[2].startswith("  qwennext is possible: ")
-    assert lines[3] == f"  miles-plugins detect {tuned} has the reasons; --tito-model NAME takes one all the same"
+    assert lines[3] == (
+        f"  --tito-model NAME takes one all the same; miles-plugins detect {tuned} --json has every reason"
+    )
     assert lines[4].startswith("  --tito-model default follows the checkpoint's own template, best effort")
 
 

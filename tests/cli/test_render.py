@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.chat_tokenizer import write_checkpoint
+from helpers.distributions import Site, distribution, module
 from helpers.golden import golden_family, golden_rows, has_ids, served, tokenizer_name
 from real_tokenizers import checkpoint
 
@@ -99,6 +101,8 @@ def test_every_junction_joins(name: str) -> None:
             "chat_template_kwargs.clear_thinking=True is in conflict with family qwen3",
         ),
         ('{"messages": [{"role": "user", "content": "x"}], "k": 2, "checkpoint_ids": [1]}', "RequestError", "k=2"),
+        ('{"messages": [], "k": ' + "[" * 1000 + "]" * 1000 + "}", "RequestError", "k="),
+        ('{"messages": [], "chat_template_kwargs": ' + "[" * 1000 + "]" * 1000 + "}", "RequestError", "(found "),
     ],
 )
 def test_a_bad_line_is_an_error_line_and_the_rest_goes_on(
@@ -143,6 +147,64 @@ def test_long_integers_keep_their_digits(small_checkpoint: Path) -> None:
     text = json.loads(done.stdout)["text"]
     assert f'"n": {number}' in text
     assert f'"maximum": {number + 1}' in text
+
+
+FAULTY = """
+import dataclasses
+
+from miles_core.hookspecs import hookimpl
+from miles_core.tito import BoundFamily
+from miles_tito_families import qwen3
+
+
+class Faulty(BoundFamily):
+    def join(self, checkpoint_ids, suffix_ids):
+        if checkpoint_ids == [1]:
+            raise KeyError("no such end")
+        return ("2", None) if checkpoint_ids == [2] else (1, [object()])
+
+
+class Unbound(BoundFamily):
+    def __init__(self, *args):
+        raise LookupError("no rows")
+
+
+@hookimpl
+def tito_family():
+    return dataclasses.replace(qwen3.FAMILY, name="acme", bound_class=Faulty)
+
+
+class Other:
+    @hookimpl
+    def tito_family(self):
+        return dataclasses.replace(qwen3.FAMILY, name="other", bound_class=Unbound)
+"""
+
+
+def test_code_of_a_family_that_raises_is_an_error_line_that_names_it(small_checkpoint: Path, site: Site) -> None:
+    distribution(
+        site.path, "acme-families", groups={"miles.tito_families": {"acme": "acme_fam", "other": "acme_fam:Other"}}
+    )
+    module(site.path, "acme_fam", FAULTY)
+    own = Path(str(resources.files("miles_tito_families"))).parent
+    talk = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    lines = site.path / "lines.jsonl"
+    rows = [{"messages": talk, "k": 2, "checkpoint_ids": [number]} for number in (1, 2, 3)]
+    lines.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": talk}]), "utf-8")
+    flags = ("--checkpoint", str(small_checkpoint), str(lines))
+    done = site.run("render", "--tito-model", "acme", *flags, path=[own])
+    assert (done.returncode, done.stderr) == (0, "")
+    *bad, good = map(json.loads, done.stdout.splitlines())
+    assert [row["error"]["type"] for row in bad] == ["PluginContractError"] * 3
+    for row, text in zip(bad, ("KeyError: 'no such end'", "TypeError", "TypeError"), strict=True):
+        assert "family acme of acme-families 1.0" in row["error"]["message"]
+        assert text in row["error"]["message"]
+    assert good["text"].startswith("<|im_start|>user\nu")
+    unbound = site.run("render", "--tito-model", "other", *flags, path=[own])
+    assert unbound.returncode != 0
+    assert "family other of acme-families 1.0" in unbound.stderr
+    assert "LookupError: no rows" in unbound.stderr
+    assert "Traceback" not in unbound.stderr
 
 
 def test_an_unknown_family_is_a_usage_error(small_checkpoint: Path) -> None:

@@ -267,6 +267,7 @@ def test_serve_warns_of_a_changed_template_once(tmp_path: Path) -> None:
         (("--template", "absent.jinja"), "--template absent.jinja: "),
         (("--checkpoint", "./absent"), "there is no such directory"),
         (("--thinking", "maybe"), "'maybe' is not one of"),
+        (("--template", "t", "--apply-chat-template-kwargs", "[" * 9999), "not JSON: maximum recursion depth"),
     ],
 )
 def test_wrong_use(flags: tuple[str, ...], text: str) -> None:

@@ -325,6 +325,26 @@ def test_a_template_that_refuses_does_not_rewrite() -> None:
     assert one.skipped == "refused: the chat template t.jinja refused the messages: no system"
 
 
+@pytest.mark.parametrize("text", ["", "<|im_start|>{{ messages | length }}"])
+def test_a_template_that_does_not_write_what_is_said_fails(text: str) -> None:
+    assert failures(tried(bare(text), "one answer"))["append-only"] == "what the user says is not written"
+
+
+def test_special_tokens_of_a_checkpoint_are_made_up() -> None:
+    text = "{{ bos_token + '' }}" + CHATML.replace("<|im_end|>\n", "{{ eos_token + '' }}")
+    bound = bare(text)
+    assert [len(bound.encode(bound.render([], None, None, False))), len(bound.turn_end_ids)] == [1, 1]
+    assert tried(bound, "user after an answer").outcome is Outcome.PASS
+
+
+def test_a_template_that_takes_only_short_ids_of_calls_gets_them() -> None:
+    refuse = "{% if c.id | length != 9 %}{{ raise_exception('nine letters') }}{% endif %}"
+    shown = "{% for c in m.tool_calls or [] %}" + refuse + "{{ c.id ~ c.function | tojson }}{% endfor %}"
+    text = CHATML.replace("{{ m.content }}", "{{ m.tool_call_id }}{{ m.content }}" + shown)
+    found = [one for one in verify(bare(text)).tried if one.skipped != "the format has no reasoning"]
+    assert {one.outcome for one in found if one.trajectory != "call without reasoning"} == {Outcome.PASS}
+
+
 def test_a_template_whose_history_leaves_out_what_the_prompt_opened() -> None:
     text = CHATML.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
     one = tried(bare(text), "one answer")

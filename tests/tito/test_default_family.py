@@ -73,6 +73,51 @@ def test_a_template_that_does_not_compile(checkpoint: Path) -> None:
         bound(checkpoint)
 
 
+NESTED = "{% for a in [1] %}" * 25 + "{% endfor %}" * 25
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{% continue %}", NESTED, "{% if 1 %}" * 2000, "{{ " + "(" * 3000 + " }}", "{{ 10 ** 5000 }}"],
+    ids=["python", "blocks", "depth", "parentheses", "digits"],
+)
+def test_what_is_jinja_and_still_does_not_compile(text: str) -> None:
+    with pytest.raises(RenderError, match=r"the chat template t does not compile: .") as error:
+        ChatTemplate(text, source="t")
+    assert error.value.status == 500
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ '{0}{1}'.format(1) }}", "IndexError"),
+        ("{{ 'x'.encode('no-such') }}", "LookupError: unknown encoding"),
+        ("{{ 'x'.center(10 ** 14) }}", "MemoryError"),
+        ("{% include 'x' %}", "TypeError: no loader"),
+    ],
+)
+def test_whatever_python_raises_in_a_template_is_its_refusal(text: str, reason: str) -> None:
+    with pytest.raises(RenderError, match=f"the chat template t failed on these messages: {reason}"):
+        ChatTemplate(text, source="t").render([], None, {}, add_generation_prompt=True)
+
+
+NAMED = [{"name": "tool_use", "template": "other"}, {"name": "default", "template": CHATML}, 7, {"name": ["default"]}]
+
+
+@pytest.mark.parametrize("named", [NAMED, {"tool_use": "other", "default": CHATML}], ids=["list", "object"])
+def test_of_several_templates_the_default_one(checkpoint: Path, named: Any) -> None:
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}), "utf-8")
+    expect_chatml(bound(checkpoint))
+
+
+@pytest.mark.parametrize("size", [True, 0, -5, "7", None, 1.5])
+def test_a_vocab_size_that_is_no_size_is_the_tokenizers(checkpoint: Path, size: object) -> None:
+    (checkpoint / "config.json").write_text("{}", "utf-8")
+    length = load_tokenizer(checkpoint).vocab_size
+    (checkpoint / "config.json").write_text(json.dumps({"vocab_size": size}), "utf-8")
+    assert load_tokenizer(checkpoint).vocab_size == length > 1000
+
+
 def test_a_named_family_takes_no_template(checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match=r"given\.jinja"):
         QWEN3.bind(load_tokenizer(checkpoint), template=ChatTemplate(CHATML, source="given.jinja"))

@@ -138,7 +138,10 @@ def _head(result: dict[str, Any]) -> Iterator[str]:
     kind = "none in its config"
     if result["model_type"]:
         inner = result["model_type_from"] != "model_type"
-        kind = result["model_type"] + (f" (from {result['model_type_from']})" if inner else "")
+        value = result["model_type"]
+        kind = (value if value.isprintable() else repr(value)) + (
+            f" (from {result['model_type_from']})" if inner else ""
+        )
     template = "none"
     if result["template"]:
         template = f"{result['template']['characters']} characters, sha256 {result['template']['sha256'][:12]}"

@@ -21,7 +21,7 @@ def template_kwargs(text: str | None) -> dict[str, Any]:
     """`--apply-chat-template-kwargs` as an object; none if it was not given. Raises ConfigError."""
     try:
         value = json.loads(text or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--apply-chat-template-kwargs {text}: not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(

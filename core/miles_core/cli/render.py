@@ -15,6 +15,7 @@ from miles_core.cli.output import claim_stdout
 from miles_core.errors import ConfigError, MilesError, RequestError
 
 if TYPE_CHECKING:
+    from miles_core.plugins import Plugin
     from miles_core.tito import BoundFamily
 
 
@@ -37,9 +38,9 @@ def command(tito_model: str, checkpoint: str, chat_template_path: str | None, fi
     from miles_core.server.service import load_family
 
     stdout = claim_stdout()
-    family, _ = load_family(Registry.discover(), tito_model, checkpoint, chat_template_path)
+    family, plugin = load_family(Registry.discover(), tito_model, checkpoint, chat_template_path)
     for line in _lines(file):
-        stdout.write(orjson.dumps(render_line(family, line)).decode("utf-8") + "\n")
+        stdout.write(render_line(family, plugin, line) + "\n")
     stdout.flush()
 
 
@@ -48,13 +49,22 @@ def _lines(file: Any) -> Iterator[bytes]:
     return iter(source)
 
 
-def render_line(family: BoundFamily, line: bytes) -> dict[str, Any]:
-    """The answer to one line: text and ids, a join, or an error with its type and message."""
+def render_line(family: BoundFamily, plugin: Plugin, line: bytes) -> str:
+    """The answer to one line, as JSON: text and ids, a join, or an error with its type and message."""
     try:
         row = _read(line)
-        return _join(family, row) if "k" in row or "checkpoint_ids" in row else _render(family, row)
+        with plugin.guard("tito_family"):  # code of a family may raise anything, and return what is no JSON
+            answer = _join(family, row) if "k" in row or "checkpoint_ids" in row else _render(family, row)
+            return orjson.dumps(answer).decode("utf-8")
     except MilesError as error:
-        return {"error": {"type": type(error).__name__, "message": error.message}}
+        message = error.message.encode("utf-8", "backslashreplace").decode("utf-8")
+        return orjson.dumps({"error": {"type": type(error).__name__, "message": message}}).decode("utf-8")
+
+
+def _shown(value: Any) -> str:
+    from miles_core.tito.render import shown
+
+    return shown(value)
 
 
 def _read(line: bytes) -> dict[str, Any]:
@@ -70,7 +80,7 @@ def _read(line: bytes) -> dict[str, Any]:
         raise RequestError("the line has no list of messages")
     kwargs = row.get("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
-        raise RequestError(f"chat_template_kwargs must be an object (found {kwargs!r})")
+        raise RequestError(f"chat_template_kwargs must be an object (found {_shown(kwargs)})")
     return row
 
 
@@ -86,7 +96,7 @@ def _join(family: BoundFamily, row: dict[str, Any]) -> dict[str, Any]:
 
     messages, k, ids = row["messages"], row.get("k"), row.get("checkpoint_ids")
     if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= len(messages):
-        raise RequestError(f"k={k!r}: expected how many of the {len(messages)} messages are stored")
+        raise RequestError(f"k={_shown(k)}: expected how many of the {len(messages)} messages are stored")
     size = family.tokenizer.vocab_size
     if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
         raise RequestError(f"checkpoint_ids must be a list of token ids below {size}")

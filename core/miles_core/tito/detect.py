@@ -18,6 +18,8 @@ from miles_core.tito.drift import Drift, ProbeDrift, find_drift
 from miles_core.tito.drift import line as describe_probe
 from miles_core.tito.family import Revision, TitoFamily
 from miles_core.tito.probes import ProbeResult, first_difference
+from miles_core.tito.render import shown
+from miles_core.tito.tokenizer import Tokenizer
 
 
 class Confidence(StrEnum):
@@ -206,7 +208,7 @@ def _chosen(ranked: Sequence[Candidate]) -> Candidate | None:
 def _judge(checkpoint: Checkpoint, selector: str, family: TitoFamily) -> Candidate:
     choice = rank_revisions(family, checkpoint.config, checkpoint.template)
     named = named_tokens(family, choice.revision)
-    missing = tuple(text for text in named if checkpoint.tokenizer.token_to_id(text) is None)
+    missing = tuple(text for text in named if not _is_token(checkpoint.tokenizer, text))
     bound, unbound = (None, None) if missing else _bound(checkpoint, family, choice.revision)
     declared = _declares(checkpoint, choice.revision)
     drift = find_drift(bound, checkpoint.template) if bound and checkpoint.template else None
@@ -228,6 +230,12 @@ def _judge(checkpoint: Checkpoint, selector: str, family: TitoFamily) -> Candida
         declared=declared, missing=missing, tokens=len(named), agreement=agreement,
         verified=_verified(choice.revision, agreement, confidence),
     )  # fmt: skip
+
+
+def _is_token(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether text becomes the token of that spelling; one in the vocabulary alone is never made of it."""
+    number = tokenizer.token_to_id(text)
+    return number is not None and tokenizer.encode(text) == [number]
 
 
 def named_tokens(family: TitoFamily, revision: Revision) -> tuple[str, ...]:
@@ -297,6 +305,7 @@ def _type_reason(checkpoint: Checkpoint, revision: Revision, *, declared: bool) 
     if found is None:
         return f"the checkpoint's config names no model_type (the family's: {known})"
     value, where = found
+    value = value if value.isprintable() else shown(value)
     return f"{where} {value} is one of the family's" if declared else f"{where} {value} is not the family's ({known})"
 
 

@@ -247,8 +247,8 @@ class ChatTemplate:
         self._variables = dict(variables or {})
         try:
             self._template = _compiled(text, trusted)
-        except jinja2.TemplateError as error:
-            raise RenderError(f"the chat template {source} does not compile: {error}", status=500) from error
+        except Exception as error:  # Jinja writes Python of it, whose compiler has refusals of its own
+            raise RenderError(f"the chat template {source} does not compile: {_reason(error)}", status=500) from error
 
     def render(
         self,
@@ -264,10 +264,13 @@ class ChatTemplate:
             return self._template.render({"documents": None, **self._variables, **kwargs, **ours})
         except jinja2.TemplateError as error:
             raise RenderError(f"the chat template {self.source} refused the messages: {error}") from error
-        except (TypeError, ValueError, KeyError, AttributeError, RecursionError, ArithmeticError) as error:
-            raise RenderError(
-                f"the chat template {self.source} failed on these messages: {type(error).__name__}: {error}"
-            ) from error
+        except Exception as error:  # a template calls methods of Python's values, which may raise anything
+            raise RenderError(f"the chat template {self.source} failed on these messages: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Why a template does not compile or render; Jinja's own reasons say enough without the name of their class."""
+    return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
 
 
 def written(

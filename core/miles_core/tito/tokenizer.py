@@ -159,8 +159,9 @@ class Tokenizer:
 
 def _vocab_size(config: dict[str, Any]) -> int | None:
     for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("vocab_size"), int):
-            return int(part["vocab_size"])
+        size = part.get("vocab_size") if isinstance(part, dict) else None
+        if type(size) is int and size > 0:  # true is no size
+            return size
     return None
 
 
@@ -244,6 +245,8 @@ def _from_hub(name: str, *, fast: bool) -> Tokenizer:
             files[file] = hf_hub_download(name, file)
         except Exception as error:
             failure = failure or error
+            if not files:  # each file is tried again and again where there is no network
+                break
     if "tokenizer.json" not in files:
         raise ConfigError(
             f"--checkpoint {name}: no such directory here, and the Hugging Face hub did not give it: {failure}"
@@ -284,9 +287,11 @@ def load_chat_template(checkpoint: str | Path) -> str | None:
             raise ConfigError(f"cannot read {file}: {error}") from error
     for name in ("tokenizer_config.json", "chat_template.json"):
         template = _read_json(root / name).get("chat_template")
-        if isinstance(template, list):
-            named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-            template = named.get("default")
+        if isinstance(template, list):  # several by name, as a list of pairs or as an object
+            named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+            template = named[0].get("template") if named else None
+        elif isinstance(template, dict):
+            template = template.get("default")
         if isinstance(template, str):
             return template
     return None

@@ -79,7 +79,7 @@ def _run_call(call: dict[str, Any]) -> str:
         return f"error: no tool is named {function.get('name')}"
     try:
         arguments = json.loads(function.get("arguments") or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return "error: the arguments are not JSON"
     expression = arguments.get("expression") if isinstance(arguments, dict) else None
     if not isinstance(expression, str):
