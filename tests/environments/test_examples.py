@@ -78,6 +78,18 @@ def test_a_rollout_of_third_parties_alone(installed: Installed, tmp_path: Path) 
         )
 
 
+def test_the_sample_hook_picks_the_leaves_of_a_tree(installed: Installed, tmp_path: Path) -> None:
+    samples = rollout(
+        installed, tmp_path, "--agent", "double_check", "--tito-model", "qwen25", "--engine", "dice", "--history",
+        "tree", "--pick-samples", "distinct",
+    )  # fmt: skip
+    assert len(samples) >= 3
+    assert len({tuple(sample["tokens"]) for sample in samples}) == len(samples)
+    assert all("leaf" in sample["metadata"] for sample in samples)
+    recorded = json.loads((tmp_path / "run.json").read_text())
+    assert recorded["settings"]["sample_hooks"] == ["distinct", "shared_prefix_mask"]
+
+
 def test_the_generator_tries_again_with_a_flag_of_its_own(installed: Installed, tmp_path: Path) -> None:
     samples = rollout(
         installed, tmp_path, "--generate", "rejection", "--attempts", "2", "--tito-model", "qwen25", "--engine", "dice"

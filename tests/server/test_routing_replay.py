@@ -14,7 +14,7 @@ from helpers.chat_tokenizer import write_checkpoint
 from helpers.fake_engine import FakeEngine, Reply, says
 from helpers.sessions import Json, Serve, Talk, request, user
 from miles_core.errors import ConfigError
-from miles_core.server.service import replay_of
+from miles_core.server.parts import replay_of
 from miles_core.server.settings import ServerSettings
 
 LAYERS, TOPK = 2, 3

@@ -243,7 +243,7 @@ class World:
             assert record["status_code"] == 200
         assert [json.loads(record) for record in records(self.session, "last")] == shown[-1:]
         metadata = self.metadata()
-        assert metadata["accumulated_token_ids"] == head.checkpoint
+        assert metadata["accumulated_token_ids"].tolist() == head.checkpoint
         assert metadata.get("aborted", False) is (head.id in self.model.marks)
         assert metadata.get("tools_changed", False) is self.model.tools_changed
         assert metadata["mine"] == 1

@@ -35,7 +35,7 @@ def command(tito_model: str, checkpoint: str, chat_template_path: str | None, fi
     "ids"}`; with `"k"` and `"checkpoint_ids"` it gives the next turn's prompt and its parts.
     """
     from miles_core.plugins import Registry
-    from miles_core.server.service import load_family
+    from miles_core.server.parts import load_family
 
     stdout = claim_stdout()
     family, plugin = load_family(Registry.discover(), tito_model, checkpoint, chat_template_path)

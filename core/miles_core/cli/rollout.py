@@ -144,6 +144,24 @@ _MODEL = [
         help="How sessions grow; a tree gives one sample per leaf. v1 is linear, v2 is tree.",
     ),
     click.option(
+        "--pick-samples",
+        "--session-sample-picker-path",
+        "pick_samples",
+        default="drop_retries",
+        show_default=True,
+        metavar="PLUGIN",
+        help="Tree histories: which leaves become samples.",
+    ),
+    click.option(
+        "--postprocess-samples",
+        "--session-sample-postprocessor-path",
+        "postprocess_samples",
+        default="shared_prefix_mask",
+        show_default=True,
+        metavar="PLUGIN",
+        help="Tree histories: what is done to the picked samples.",
+    ),
+    click.option(
         "--session-server-url", metavar="URL", help="Use this session server; starts no engine and no server."
     ),
     click.option("--api-key", envvar="MILES_API_KEY", help="Key of --session-server-url [MILES_API_KEY]."),

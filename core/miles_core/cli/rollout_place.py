@@ -116,6 +116,8 @@ def _server_settings(plan: Plan, urls: tuple[str, ...]) -> ServerSettings:
         engine_urls=urls,
         message_matcher=plan.flags.message_matcher,
         history=plan.flags.history,
+        pick_samples=plan.flags.pick_samples,
+        postprocess_samples=plan.flags.postprocess_samples,
         chat_template_kwargs=plan.template_kwargs,
         chat_template_path=str(template) if template else None,
         strict_template=plan.flags.strict_template,

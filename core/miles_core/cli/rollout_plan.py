@@ -55,6 +55,8 @@ class Flags:
     apply_chat_template_kwargs: str | None
     message_matcher: str
     history: str
+    pick_samples: str
+    postprocess_samples: str
     session_server_url: str | None
     api_key: str | None
     max_seq_len: int | None
@@ -213,6 +215,9 @@ def _check_model(plan: Plan, registry: Registry) -> Plugin | None:
             "no checkpoint: give --checkpoint DIR for the tokenizer, or --model DIR where an engine is started too"
         )
     registry.load("matcher", flags.message_matcher)
+    if flags.history == "tree":
+        registry.load("sample-hook", flags.pick_samples, hook="pick_samples")
+        registry.load("sample-hook", flags.postprocess_samples, hook="postprocess_samples")
     # what was found is what the run is recorded with, and what its samples are read with later
     plan.flags = flags = replace(flags, tito_model=resolve(registry, flags.tito_model, plan.checkpoint))
     family = registry.load("family", str(flags.tito_model))
@@ -295,6 +300,7 @@ def settings_of(plan: Plan) -> dict[str, Any]:
         "chat_template_kwargs": plan.template_kwargs,
         "message_matcher": flags.message_matcher,
         "history": flags.history,
+        "sample_hooks": [flags.pick_samples, flags.postprocess_samples] if flags.history == "tree" else None,
         "max_seq_len": flags.max_seq_len,
         "sampling_params": sampling_params(flags),
         "seed": flags.seed,

@@ -16,7 +16,7 @@ from miles_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from miles_core.plugins import Registry
-    from miles_core.server.service import Parts
+    from miles_core.server.parts import Parts
     from miles_core.server.settings import ServerSettings
     from miles_core.tito import BoundFamily
 
@@ -75,7 +75,7 @@ def command(engines: tuple[str, ...], history: str | None, use_session_server: s
     from miles_core.plugins import Registry
     from miles_core.plugins.families import resolve
     from miles_core.server.run import serve
-    from miles_core.server.service import load_parts
+    from miles_core.server.parts import load_parts
     from miles_core.server.settings import ServerSettings
 
     flags["history"] = _history(history, use_session_server)

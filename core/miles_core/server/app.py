@@ -13,8 +13,9 @@ import uvicorn
 from miles_core.errors import ConfigError, MilesError
 from miles_core.plugins import Registry
 from miles_core.server.http import Event, HungUp, Receive, Request, Send, json_reply
+from miles_core.server.parts import Parts, load_parts
 from miles_core.server.routes import Routes, error_reply
-from miles_core.server.service import Parts, SessionService, load_parts
+from miles_core.server.service import SessionService
 from miles_core.server.settings import ServerSettings
 
 log = logging.getLogger("miles.server")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -123,36 +123,69 @@ class WhileConnected:
         return True
 
 
+PIECE = 2**18
+"""Bytes that are handed to the connection at once, so that a long answer leaves the loop to others."""
+
+
 @dataclass(slots=True)
 class Reply:
-    """What is answered: a body at once, or in pieces. `close` is called when the pieces are sent or nobody reads."""
+    """What is answered: a body, whole or in parts whose size is known, or parts as they come.
 
-    body: bytes | AsyncGenerator[bytes, None] = b""
+    `close` is called when the parts are sent or nobody reads them.
+    """
+
+    body: bytes | Sequence[bytes | memoryview] | AsyncGenerator[bytes, None] = b""
     status: int = 200
     kind: bytes | None = None
     """The content type; none for an answer that brings its own headers."""
     headers: Headers = field(default_factory=list)
+    first: bytes = b""
+    """What comes before the parts."""
     close: Callable[[], object] | None = None
 
     async def send(self, request: Request, send: Send) -> None:
-        """Send it; pieces only as long as the client is there."""
+        """Send it; parts only as long as the client is there."""
         headers = [(b"content-type", self.kind), *self.headers] if self.kind is not None else self.headers
-        if isinstance(self.body, bytes):
-            if self.status >= 200 and self.status not in (204, 304):
-                headers = [*headers, (b"content-length", b"%d" % len(self.body))]
-            await send({"type": "http.response.start", "status": self.status, "headers": headers})
-            await send({"type": "http.response.body", "body": self.body})
+        start = {"type": "http.response.start", "status": self.status, "headers": headers}
+        body = self.body
+        if isinstance(body, AsyncGenerator):
+            await self._stream(body, start, request, send)
             return
+        parts = [body] if isinstance(body, bytes) else body
+        size = sum(map(len, parts))
+        if self.status not in (204, 304):
+            start["headers"] = [*headers, (b"content-length", b"%d" % size)]
+        await send(start)
+        if size <= PIECE:
+            await send({"type": "http.response.body", "body": body if isinstance(body, bytes) else b"".join(parts)})
+            return
+        with WhileConnected(request):
+            for part in parts:
+                await _send_part(part, send)
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _stream(self, body: AsyncGenerator[bytes, None], start: Event, request: Request, send: Send) -> None:
         try:
             with WhileConnected(request):
-                await send({"type": "http.response.start", "status": self.status, "headers": headers})
-                async for piece in self.body:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send(start)
+                await _send_part(self.first, send)
+                async for part in body:
+                    await _send_part(part, send)
                 await send({"type": "http.response.body", "body": b""})
         finally:
-            await self.body.aclose()
+            await body.aclose()
             if self.close is not None:
                 self.close()
+
+
+async def _send_part(part: bytes | memoryview, send: Send) -> None:
+    if len(part) <= PIECE:
+        await send({"type": "http.response.body", "body": bytes(part), "more_body": True})
+        return
+    view = memoryview(part)
+    for at in range(0, len(view), PIECE):
+        await send({"type": "http.response.body", "body": bytes(view[at : at + PIECE]), "more_body": True})
+        await asyncio.sleep(0)  # sending waits only when the connection is full
 
 
 JSON = b"application/json"

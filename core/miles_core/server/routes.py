@@ -7,15 +7,12 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import orjson
-
 from miles_core.engine.client import EngineReply
 from miles_core.errors import Forbidden, MilesError, Overloaded
 from miles_core.server.auth import bearer, require, require_server
 from miles_core.server.http import JSON, Headers, Reply, Request, WhileConnected, json_reply
 from miles_core.server.service import PASSED_ON, SessionService, TurnOutcome
 from miles_core.server.stream import KEEPALIVE, error_event, whole_answer
-from miles_core.session.store import records
 from miles_core.session.turn import PreparedTurn, Session
 
 log = logging.getLogger("miles.server")
@@ -72,7 +69,7 @@ class Routes:
         if slash:
             return await self._pass_on(request, session_id, path)
         if request.method in ("GET", "HEAD"):
-            return self._show(request, session_id)
+            return await self._show(request, session_id)
         if request.method == "DELETE":
             return self._delete(request, session_id)
         return _wrong_method(request)
@@ -103,24 +100,16 @@ class Routes:
             answer["api_key"] = session.api_key
         return json_reply(answer)
 
-    def _show(self, request: Request, session_id: str) -> Reply:
+    async def _show(self, request: Request, session_id: str) -> Reply:
         """`GET /sessions/{id}`, streamed record by record."""
         session = self._session(request, session_id)
         which = request.parameter("records")
         which = "all" if which is None else which
         if which not in ("all", "last", "none"):
             raise MilesError(f"records={which!r}: expected all, last or none", status=400)
-        metadata = orjson.dumps(self.service.metadata(session))
-        rows = records(session, which)
-
-        async def body() -> AsyncGenerator[bytes, None]:
-            yield b'{"session_id":' + orjson.dumps(session.id) + b',"records":['
-            for number, row in enumerate(rows):
-                yield (b"," if number else b"") + row
-                await asyncio.sleep(0)
-            yield b'],"metadata":' + metadata + b"}"
-
-        return Reply(body(), kind=JSON)
+        parts = self.service.show(session, which)
+        first = await anext(parts)  # a fault shows before the answer begins
+        return Reply(parts, kind=JSON, first=first)
 
     def _delete(self, request: Request, session_id: str) -> Reply:
         """`DELETE /sessions/{id}`."""
@@ -131,8 +120,8 @@ class Routes:
     async def _samples(self, request: Request, session_id: str) -> Reply:
         """`POST /sessions/{id}/samples`."""
         session = self._session(request, session_id, server_key=True)
-        payload = self.service.samples(session, await request.body(self.body_limit))
-        return Reply(payload, kind=b"application/octet-stream")
+        parts = await self.service.samples(session, await request.body(self.body_limit))
+        return Reply(parts, kind=b"application/octet-stream")
 
     async def _pass_on(self, request: Request, session_id: str, path: str) -> Reply:
         """Any other method and path below a session: to the engine if it is on the allow-list."""
@@ -153,8 +142,8 @@ class Routes:
         """`POST /sessions/{id}/v1/chat/completions`: one turn."""
         session = self._session(request, session_id)
         raw = await request.body(self.body_limit)
-        turn = self.service.prepare(session, raw)
         with WhileConnected(request):
+            turn = await self.service.prepare(session, raw)
             if turn.stream:
                 return await self._streamed(session, turn, request.headers)
             return self._answer(await self.service.run_turn(session, turn, request.headers))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from miles_core.plugins import Registry
 from miles_core.server.app import App, bind_socket, url_of, uvicorn_server
-from miles_core.server.service import Parts, SessionService, load_parts
+from miles_core.server.parts import Parts, load_parts
+from miles_core.server.service import SessionService
 from miles_core.server.settings import ServerSettings
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -30,11 +32,23 @@ def serve(
         parts = parts or load_parts(settings, registry)
         service = SessionService(settings, parts)
         bound = bind_socket(settings.host, settings.port)
+        _settle()
         try:
             announce(parts, settings.public_url or url_of(bound))
             uvicorn_server(App(service, on_start=release)).run(sockets=[bound])
         finally:
             bound.close()
+
+
+YOUNG = 10_000
+"""New objects after which Python looks for cycles among them; a request of some megabytes makes as many."""
+
+
+def _settle() -> None:
+    """Take what was loaded out of Python's search for cycles, which walks over all there is and stops every session."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
 
 
 @contextmanager

@@ -6,23 +6,20 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
+
+import orjson
 
 from miles_core.engine.client import EngineClient, EngineReply
 from miles_core.engine.route import Router
-from miles_core.errors import (
-    ConfigError,
-    EngineUnreachable,
-    Overloaded,
-    RequestError,
-)
-from miles_core.plugins import Plugin, Registry
-from miles_core.plugins.families import family_of, resolve
+from miles_core.errors import EngineUnreachable, Overloaded, RequestError
 from miles_core.server.http import Headers
 from miles_core.server.matching import guarded_key, guarded_matcher
+from miles_core.server.offload import Offload
+from miles_core.server.parts import Parts, replay_of, sample_hook
 from miles_core.server.settings import ServerSettings
 from miles_core.session import wire
 from miles_core.session.assemble import assemble_path
@@ -30,20 +27,20 @@ from miles_core.session.body import load_body, parse_body
 from miles_core.session.leaves import SampleHook, leaf_samples, tree_metadata
 from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.reply import Generation, read_reply
-from miles_core.session.routing import Replay
-from miles_core.session.store import SelfCheck, SessionStore, session_metadata
+from miles_core.session.store import SelfCheck, SessionStore, records, session_metadata
 from miles_core.session.turn import (
     PreparedTurn,
     Session,
     TurnRules,
+    build_turn,
     commit_turn,
-    prepare_turn,
+    load_request,
+    place_turn,
 )
-from miles_core.tito import BoundFamily, ChatTemplate, load_tokenizer
-from miles_core.tito.drift import check_template
-from miles_core.tito.tokenizer import special_token_variables
 
 log = logging.getLogger("miles.server")
+
+T = TypeVar("T")
 
 PASSED_ON = frozenset({"v1/models", "tokenize", "detokenize", "health", "model_info", "get_model_info"})
 """Paths below a session that reach the engine."""
@@ -55,86 +52,12 @@ NOT_FORWARDED = frozenset({
 })  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """The plugins a server was told to use, loaded and bound."""
-
-    family: BoundFamily
-    matcher: Plugin
-    pick: Plugin | None
-    postprocess: Plugin | None
-    plugins: tuple[str, ...]
-
-
-def load_family(
-    registry: Registry, selector: str, checkpoint: str, template_path: str | None, *, fast: bool = False
-) -> tuple[BoundFamily, Plugin]:
-    """The selected family (`auto`: the one detected) bound to the checkpoint, `fast` with an encoder for servers.
-
-    Raises PluginError or ConfigError.
-    """
-    plugin = registry.load("family", resolve(registry, selector, checkpoint))
-    family = family_of(plugin)
-    tokenizer, template = load_tokenizer(checkpoint, fast=fast), None
-    if template_path is not None:
-        try:
-            text = Path(template_path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--chat-template-path {template_path}: {error}") from error
-        template = ChatTemplate(text, source=template_path, variables=special_token_variables(tokenizer.source))
-    with plugin.guard("tito_family"):  # a family may bring a class of its own to bind
-        return family.bind(tokenizer, plugin.revision, template=template), plugin
-
-
-def load_parts(settings: ServerSettings, registry: Registry) -> Parts:
-    """Load and check everything a server needs, so that faults show at start-up."""
-    family, plugin = load_family(
-        registry, settings.tito_model, settings.checkpoint, settings.chat_template_path, fast=True
-    )
-    try:
-        family.merge_kwargs(settings.chat_template_kwargs)
-    except RequestError as error:
-        raise ConfigError(f"--apply-chat-template-kwargs: {error.message}") from error
-    check_template(family, strict=settings.strict_template)
-    matcher = registry.load("matcher", settings.message_matcher)
-    pick = postprocess = None
-    if settings.history == "tree":
-        pick = registry.load("sample-hook", settings.pick_samples, hook="pick_samples")
-        postprocess = registry.load("sample-hook", settings.postprocess_samples, hook="postprocess_samples")
-        _require_hook(pick, "pick_samples", "--pick-samples")
-        _require_hook(postprocess, "postprocess_samples", "--postprocess-samples")
-    loaded = [part for part in (plugin, matcher, pick, postprocess) if part is not None]
-    return Parts(
-        family=family,
-        matcher=matcher,
-        pick=pick,
-        postprocess=postprocess,
-        plugins=tuple(part.describe() for part in loaded),
-    )
-
-
-def replay_of(settings: ServerSettings, config: Mapping[str, Any]) -> Replay:
-    """What to record for routing replay. Raises ConfigError if the checkpoint's config has no layer count."""
-    layers = config.get("num_hidden_layers") or (config.get("text_config") or {}).get("num_hidden_layers") or 0
-    if settings.routing_replay and not layers:
-        raise ConfigError(
-            f"--use-rollout-routing-replay needs num_hidden_layers in the config.json of {settings.checkpoint}"
-        )
-    return Replay(
-        experts=settings.routing_replay,
-        indexer=settings.indexer_replay,
-        incremental=settings.incremental_replay,
-        layers=int(layers),
-    )
-
-
-def _require_hook(plugin: Plugin, hook: str, flag: str) -> None:
-    if not plugin.has(hook):
-        raise ConfigError(f"{flag}: {plugin.describe()} has no hook {hook}")
-
-
-def _sample_hook(plugin: Plugin, hook: str) -> SampleHook:
-    return SampleHook(f"{hook} of {plugin.describe()}", lambda samples, metadata: plugin.call(hook, samples, metadata))
+LONG_BODY = 2**20
+"""Bytes of a request that are read in a thread."""
+LONG_TEXT = 2**14
+"""Bytes of new messages that are rendered and tokenized in a thread: a millisecond or two."""
+LONG_SESSION = 2**14
+"""Tokens of a session that is read in a thread."""
 
 
 @dataclass(frozen=True)
@@ -170,14 +93,15 @@ class SessionService:
         )
         self.router = Router(settings.engine_urls)
         self.client: EngineClient | None = None
+        self.offload = Offload()
         self.closing = False
         self.in_flight = 0
         self._check = SelfCheck(parts.family)
         self._hooks: tuple[SampleHook, SampleHook] | None = None
         if parts.pick is not None and parts.postprocess is not None:
             self._hooks = (
-                _sample_hook(parts.pick, "pick_samples"),
-                _sample_hook(parts.postprocess, "postprocess_samples"),
+                sample_hook(parts.pick, "pick_samples"),
+                sample_hook(parts.postprocess, "postprocess_samples"),
             )
 
     async def start(self) -> None:
@@ -187,6 +111,7 @@ class SessionService:
     async def stop(self) -> None:
         """Close the engine client."""
         self.closing = True
+        self.offload.close()
         if self.client is not None:
             await self.client.close()
 
@@ -212,49 +137,82 @@ class SessionService:
     def delete(self, session_id: str) -> None:
         """Close a session; a turn under way is answered but not committed."""
         session = self.store.delete(session_id)
-        self._check.forget(session_id)
+        self.rules.lines.forget(session.forest)
         if session.worker is not None:
             self.router.leave(session.worker)
             session.worker = None
 
     def metadata(self, session: Session) -> dict[str, Any]:
-        """The session's metadata as `GET` shows it."""
+        """The session's metadata as `GET` shows it; ids are an array."""
         kwargs = {**self.settings.chat_template_kwargs, **session.chat_template_kwargs}
         found = session_metadata(session, self.family, self._check, kwargs)
         if self._hooks is not None:
             found["tree"] = tree_metadata(session.forest)
         return found
 
-    def samples(self, session: Session, raw: bytes) -> bytes:
-        """The samples payload. Raises RequestError (400) for a wrong body."""
+    async def show(self, session: Session, which: str) -> AsyncGenerator[bytes, None]:
+        """The session as `GET` shows it, as JSON in parts; `which` records: all, last or none."""
+        frozen, run = self._to_read(session)
+        rows = records(frozen, which)
+        metadata = await run(lambda: orjson.dumps(self.metadata(frozen), option=orjson.OPT_SERIALIZE_NUMPY))
+        session.checked = frozen.checked
+        yield b'{"session_id":"' + session.id.encode() + b'","records":['
+        between = b""
+        while (row := await run(lambda: next(rows, None))) is not None:
+            yield between
+            yield row
+            between = b","
+        yield b'],"metadata":' + metadata + b"}"
+
+    async def samples(self, session: Session, raw: bytes) -> list[bytes | memoryview]:
+        """The samples payload in parts. Raises RequestError (400) for a wrong body."""
         body = parse_body(raw) if raw.strip() else {}
         limit = body.get("max_seq_len")
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
             raise RequestError(f"max_seq_len must be a positive integer or null (found {limit!r})")
         limit = self.settings.max_seq_len if limit is None else limit
-        _object(body, "metadata")
+        agent = _object(body, "metadata")
+        frozen, run = self._to_read(session)
+        found = await run(lambda: self._samples(frozen, agent, limit))
+        session.checked = frozen.checked
+        return found
+
+    def _to_read(self, session: Session) -> tuple[Session, Callable[[Callable[[], T]], Awaitable[T]]]:
+        """The session and how to run what reads it: as it is and at once, or if it is long a copy, and in a thread."""
+        head = session.forest.last
+        if head is None or head.num_tokens < LONG_SESSION:
+            return session, _at_once
+        return session.frozen(), self.offload.run
+
+    def _samples(self, session: Session, agent: Mapping[str, Any], limit: int | None) -> list[bytes | memoryview]:
         head = session.forest.last
         metadata = self.metadata(session)
         if head is None:
-            return wire.encode([], metadata, empty_reason="no_records")
+            return wire.encode_parts([], metadata, empty_reason="no_records")
         if self._hooks is not None:
-            metadata["agent"] = body.get("metadata") or {}
+            metadata["agent"] = agent
             samples = leaf_samples(
                 session, self.family, metadata, *self._hooks, max_seq_len=limit, replay=self.rules.replay
             )
-            return wire.encode(samples, metadata, empty_reason=None if samples else "all_truncated")
+            return wire.encode_parts(samples, metadata, empty_reason=None if samples else "all_truncated")
         sample = assemble_path(session, head.path(), self.family, max_seq_len=limit, replay=self.rules.replay)
         if sample is None:
-            return wire.encode([], metadata, empty_reason="all_truncated")
-        return wire.encode([sample], metadata)
+            return wire.encode_parts([], metadata, empty_reason="all_truncated")
+        return wire.encode_parts([sample], metadata)
 
     # -- turns -------------------------------------------------------------------------------------------------
 
-    def prepare(self, session: Session, raw: bytes) -> PreparedTurn:
+    async def prepare(self, session: Session, raw: bytes) -> PreparedTurn:
         """Check, place and render a chat request; nothing changes in the session."""
         self._refuse_when_closing()
         self._refuse_when_full()
-        return prepare_turn(session, load_body(raw), self.rules, rid=secrets.token_hex(16))
+        long = len(raw) > LONG_BODY
+        body = await self.offload.run(load_request, raw) if long else load_body(raw)
+        placed = place_turn(session, body, self.rules, checked=long)
+        rid = secrets.token_hex(16)
+        if len(raw) <= LONG_TEXT or not placed.is_long(LONG_TEXT):
+            return build_turn(placed, self.rules, rid=rid)
+        return await self.offload.run(partial(build_turn, placed.apart(), self.rules, rid=rid))
 
     async def run_turn(self, session: Session, turn: PreparedTurn, headers: Headers) -> TurnOutcome:
         """Ask the engine and commit its answer. Cancelling it aborts the engine's request, and commits nothing.
@@ -346,6 +304,10 @@ class SessionService:
     def _refuse_when_closing(self) -> None:
         if self.closing:
             raise Overloaded("the session server is shutting down", retry_after=5, status=503)
+
+
+async def _at_once(work: Callable[[], T]) -> T:
+    return work()
 
 
 _background: set[asyncio.Task[None]] = set()

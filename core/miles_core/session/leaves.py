@@ -110,7 +110,7 @@ def _as_sample(assembled: AssembledSample, leaf: Node) -> Sample:
 
 def _call(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) -> Any:
     try:
-        found = hook.call(samples, copy.deepcopy(dict(metadata)))
+        found = hook.call(samples, _shown(metadata))
     except PluginError as error:
         raise SampleError(error.message) from error
     except MilesError as error:  # an error of ours that the hook raised is its fault all the same
@@ -118,6 +118,13 @@ def _call(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) 
     if inspect.iscoroutine(found):
         found.close()
     return found
+
+
+def _shown(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A hook's own copy of a session's metadata, its ids as a list."""
+    plain = {key: value for key, value in metadata.items() if not isinstance(value, np.ndarray)}
+    arrays = {key: value.tolist() for key, value in metadata.items() if isinstance(value, np.ndarray)}
+    return {**copy.deepcopy(plain), **arrays}
 
 
 def _pick(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) -> list[Sample]:

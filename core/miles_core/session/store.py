@@ -7,9 +7,11 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import orjson
 
 from miles_core.errors import Overloaded, SessionNotFound
+from miles_core.session.line import Line
 from miles_core.session.tree import Node, encoded_spans, path_messages
 from miles_core.session.turn import Session
 from miles_core.tito import BoundFamily, compare_tokens
@@ -17,7 +19,7 @@ from miles_core.tito.rendered import RenderedIds
 
 log = logging.getLogger("miles.session")
 
-CHAT_PATH = "/v1/chat/completions"
+CHAT_PATH = b"/v1/chat/completions"
 
 SERVERS_KEYS = frozenset(
     {"tito_session_mismatch", "tools_changed", "rolled_back", "diverged", "control_tokens", "aborted"}
@@ -72,27 +74,21 @@ class SelfCheck:
     def __init__(self, family: BoundFamily) -> None:
         self._family = family
         self._rendered = RenderedIds(family)
-        self._cache: dict[str, tuple[int, list[dict[str, Any]] | None]] = {}
 
     def of(self, session: Session, kwargs: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """Differences from the template's rendering, or None if the check itself failed (logged)."""
         head = session.forest.last
         if head is None:
             return []
-        cached = self._cache.get(session.id)
-        if cached is not None and cached[0] == head.seq:
-            return cached[1]
+        if session.checked is not None and session.checked[0] == head.seq:
+            return session.checked[1]
         try:
             found: list[dict[str, Any]] | None = self._compare(head, kwargs)
         except Exception:
             log.exception("the self-check of session %s failed to run", session.id)
             found = None
-        self._cache[session.id] = (head.seq, found)
+        session.checked = (head.seq, found)
         return found
-
-    def forget(self, session_id: str) -> None:
-        """Drop what is cached for a session."""
-        self._cache.pop(session_id, None)
 
     def _compare(self, head: Node, kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
         given = head.request.get("chat_template_kwargs") or kwargs
@@ -105,10 +101,10 @@ class SelfCheck:
 def session_metadata(
     session: Session, family: BoundFamily, check: SelfCheck, kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The `metadata` of `GET /sessions/{id}`: the creator's own under the server's keys."""
+    """The `metadata` of `GET /sessions/{id}`: the creator's own under the server's keys; the ids as an int32 array."""
     head = session.forest.last
     out: dict[str, Any] = {key: value for key, value in session.metadata.items() if key not in SERVERS_KEYS}
-    out["accumulated_token_ids"] = head.tokens().tolist() if head else []
+    out["accumulated_token_ids"] = np.frombuffer(head.tokens() if head else b"", dtype=np.int32)
     out["max_trim_tokens"] = family.family.max_trim_tokens
     mismatch = check.of(session, kwargs)
     if mismatch is not None:
@@ -128,23 +124,20 @@ def session_metadata(
 
 def records(session: Session, which: str) -> Iterator[bytes]:
     """The session's records as JSON, one at a time; `which` is `all`, `last` or `none`."""
-    head = session.forest.last
-    if head is None or which == "none":
-        return iter(())
-    return map(_record, head.path() if which == "all" else [head])
+    path = session.forest.last.path() if session.forest.last else []
+    shown = {"all": path, "last": path[-1:], "none": []}[which]
+    line = Line(path[: len(path) - len(shown)] if shown else ())
+    for node in shown:
+        line.ask(node)
+        yield _record(node, line)
+        line.answer(node)
 
 
-def _record(node: Node) -> bytes:
-    prompt = node.tokens()[: node.prompt_length]
-    request = {**node.request, "messages": list(path_messages(node))[:-1], "input_ids": prompt.tolist()}
-    return orjson.dumps(
-        {
-            "timestamp": node.facts.timestamp,
-            "request_timestamp": node.facts.request_timestamp,
-            "method": "POST",
-            "path": CHAT_PATH,
-            "status_code": 200,
-            "request": request,
-            "response": orjson.Fragment(node.answer.raw),
-        }
-    )
+def _record(node: Node, line: Line) -> bytes:
+    facts = node.facts
+    return b"".join((
+        b'{"timestamp":', orjson.dumps(facts.timestamp),
+        b',"request_timestamp":', orjson.dumps(facts.request_timestamp),
+        b',"method":"POST","path":"', CHAT_PATH, b'","status_code":200,"request":', orjson.dumps(node.request)[:-1],
+        b',"messages":[', line.messages, b'],"input_ids":[', line.ids, b']},"response":', node.answer.raw, b"}",
+    ))  # fmt: skip

@@ -15,6 +15,7 @@ import orjson
 
 from miles_core.session.answer import Answer
 from miles_core.session.index import PathIndex
+from miles_core.session.line import Line
 from miles_core.session.tip import Tip
 from miles_core.tito import normalise_tools
 from miles_core.types import Message, Tool
@@ -85,25 +86,13 @@ class Node:
 
     def tokens(self) -> array[int]:
         """The checkpoint: prompt ids of this turn and the sampled ids behind them, int32."""
-        parts: list[memoryview] = []
-        length = 0
-        for node in self.path():
-            if node.kept < length:
-                _cut(parts, length - node.kept)
-            parts += (memoryview(node.added), memoryview(node.sampled))
-            length = node.num_tokens
         ids: array[int] = array("i")
-        ids.frombytes(b"".join(parts))
+        for node in self.path():
+            if node.kept < len(ids):
+                del ids[node.kept :]
+            ids += node.added
+            ids += node.sampled
         return ids
-
-
-def _cut(parts: list[memoryview], count: int) -> None:
-    """Take so many ids off the end."""
-    while count:
-        last = parts.pop()
-        if len(last) > count:
-            parts.append(last[:-count])
-        count -= min(count, len(last))
 
 
 class Forest:
@@ -119,6 +108,19 @@ class Forest:
         """How many turns were ever committed; also the next node's id and `seq`."""
         self.tip = Tip()
         """The last generation's path."""
+        self.line: Line | None = None
+        """A path written out: the last generation's, or one that was asked for."""
+
+    def frozen(self) -> Forest:
+        """A copy that holds what is committed now, for another thread to read."""
+        other = Forest()
+        other.nodes, other.committed = list(self.nodes), self.committed
+        other._children = {place: list(nodes) for place, nodes in self._children.items()}
+        return other
+
+    def line_to(self, node: Node | None) -> Line | None:
+        """The path to `node` written out, if it is there."""
+        return self.line if self.line is not None and self.line.node is node else None
 
     @property
     def last(self) -> Node | None:
@@ -140,12 +142,6 @@ class Forest:
     def known_tools(self, tools: Sequence[Tool] | None) -> Sequence[Tool] | None:
         """The stored list that says the same, else `tools` itself: equal tools of a forest are one object."""
         return self._tools.get(tools_key(tools), tools) if self._tools and tools is not None else tools
-
-    def messages_to(self, node: Node | None) -> Sequence[Message]:
-        """Stored messages from the root to `node`, in order."""
-        if node is None:
-            return ()
-        return self.tip.messages[:] if node is self.tip.node else list(path_messages(node))
 
     def children(self, node: Node | None) -> Sequence[Node]:
         """The generations that extend `node` (None: the roots), in order of commit."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -14,7 +15,8 @@ import orjson
 
 from miles_core.errors import InvariantError, RequestError
 from miles_core.session.answer import kept_answer
-from miles_core.session.body import check_depth, short
+from miles_core.session.body import check_depth, load_body, short
+from miles_core.session.line import Line, LineCache, written_ids, written_messages
 from miles_core.session.policy import HistoryPolicy, Matcher, Position
 from miles_core.session.reply import Generation
 from miles_core.session.routing import Replay, request_fields
@@ -24,9 +26,6 @@ from miles_core.tito import BoundFamily, normalise_messages, normalise_tools
 from miles_core.types import Message, Tool
 
 log = logging.getLogger("miles.session")
-
-IDS_AT_ONCE = 2**16
-"""Ids that are written in one go: about a third of a millisecond."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +40,7 @@ class TurnRules:
     on_tools_change: str = "keep"
     replay: Replay = field(default_factory=Replay)
     lora_path: str | None = None
+    lines: LineCache = field(default_factory=LineCache)
 
 
 class Session:
@@ -68,18 +68,27 @@ class Session:
         """Where a replaced history last differed from the stored one: `{message, role, keys}`."""
         self.abort_marks: set[int | None] = set()
         """Ids of the generations (None: the start) at which a turn was aborted and none committed since."""
+        self.checked: tuple[int, list[dict[str, Any]] | None] | None = None
+        """What the self-check found at the generation of that `seq`."""
         self.worker: str | None = None
         """URL of the engine worker this session keeps to."""
+
+    def frozen(self) -> Session:
+        """A copy that later turns do not change: another thread may read it while the session goes on."""
+        other = copy(self)
+        other.forest = self.forest.frozen()
+        other.abort_marks = set(self.abort_marks)
+        return other
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedTurn:
-    """A checked request and its place in the history. Nothing in it changes when the session goes on."""
+    """A checked request and its place in the history."""
 
     body: dict[str, Any]
     position: Position
-    history: Sequence[Message]
-    """Stored messages from the root to the place."""
+    line: Line | None
+    """The path to that place, if it is written out; it goes on with the session."""
     tools: Sequence[Tool] | None
     tools_changed: bool
     kwargs: Mapping[str, Any]
@@ -87,27 +96,53 @@ class PlacedTurn:
     asked: Mapping[str, Any]
     """What the engine is told of it."""
 
+    def is_long(self, characters: int) -> bool:
+        """Whether what is to be rendered, tokenized and written is longer than this."""
+        base = self.position.base
+        left = characters - (base.num_tokens if base is not None and self.line is None else 0)
+        for new in (*self.position.appended, *(self.tools or () if base is None else ())):
+            content = new.get("content")
+            left -= len(content) if isinstance(content, str) and len(new) == 2 else len(orjson.dumps(new))
+            if left < 0:
+                return True
+        return False
+
+    def apart(self) -> PlacedTurn:
+        """The same, in which nothing changes when the session goes on: for another thread."""
+        return self if self.line is None else replace(self, line=self.line.copy())
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTurn:
-    """A turn ready for the engine. `prompt` is int32; `fields` is what is sent, apart from messages and ids."""
+    """A turn ready for the engine.
+
+    The prompt is the first `kept` ids of the generation it extends, and `added`, int32, whose last `encoded` come from
+    one text. `fields` is what is sent, apart from messages and ids.
+    """
 
     position: Position
     fields: dict[str, Any]
-    prompt: array[int]
     kept: int
+    added: array[int]
     encoded: int
+    line: Line
+    """The path to the turn's place."""
     tools: Sequence[Tool] | None
     tools_changed: bool
     control_tokens: int
     stream: bool
     include_usage: bool
-    content: Sequence[bytes | memoryview]
-    """Messages and ids as they are sent: the end of a JSON object, in parts."""
+    content: bytes
+    """Messages and ids as they are sent: the end of a JSON object."""
+
+    @property
+    def prompt(self) -> array[int]:
+        """All ids, as long as the turn is not committed."""
+        return self.line.tokens[: self.kept] + self.added
 
     def sent(self) -> bytes:
         """The engine's request."""
-        return b"".join((orjson.dumps(self.fields)[:-1], *self.content))
+        return orjson.dumps(self.fields)[:-1] + self.content
 
 
 def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, rid: str) -> PreparedTurn:
@@ -119,13 +154,17 @@ def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, ri
     return build_turn(place_turn(session, body, rules), rules, rid=rid)
 
 
-def place_turn(session: Session, body: dict[str, Any], rules: TurnRules) -> PlacedTurn:
+def place_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, checked: bool = False) -> PlacedTurn:
     """Check the request and find its place: all of a turn's preparation that looks at the session.
 
-    It takes time for what is new in the request, and hardly any for what it repeats of the session's last generation.
+    It takes time for what is new in the request, and hardly any for what it repeats of the session's last generation;
+    `checked` says that its messages went through `check_messages` before.
     """
-    repeated = _check_request(body, session.forest)
-    messages: list[Message] = body["messages"]
+    messages = _messages(body)
+    repeated = session.forest.tip.repeated(messages)
+    if not checked:
+        check_messages(messages, repeated)
+    _check_fields(body)
     kwargs = _template_kwargs(session, body, rules)
     normalise_tools(body.get("tools"))
     tools = session.forest.known_tools(body.get("tools") or None)
@@ -139,7 +178,7 @@ def place_turn(session: Session, body: dict[str, Any], rules: TurnRules) -> Plac
     return PlacedTurn(
         body=body,
         position=position,
-        history=session.forest.messages_to(base),
+        line=session.forest.line_to(base),
         tools=tools if base is None else base.tools,
         tools_changed=changed,
         kwargs=kwargs,
@@ -147,6 +186,13 @@ def place_turn(session: Session, body: dict[str, Any], rules: TurnRules) -> Plac
             rules.chat_template_kwargs, session.chat_template_kwargs, body.get("chat_template_kwargs")
         ),
     )
+
+
+def load_request(raw: bytes) -> dict[str, Any]:
+    """The body of a long request, its messages checked. Looks at no session: any thread may do it."""
+    body = load_body(raw)
+    check_messages(_messages(body))
+    return body
 
 
 def build_turn(placed: PlacedTurn, rules: TurnRules, *, rid: str) -> PreparedTurn:
@@ -160,8 +206,9 @@ def build_turn(placed: PlacedTurn, rules: TurnRules, *, rid: str) -> PreparedTur
         raise RequestError(
             f"{control} control tokens are spelled out in user or tool content (--reject-control-tokens); remove them"
         )
-    prompt, kept, encoded = _build_prompt(family, position, placed.tools, placed.kwargs)
-    _check_ids(family, prompt, kept)
+    line = placed.line or Line(base.path() if base else ())
+    kept, added, encoded = _build_prompt(family, position, line.tokens, placed.tools, placed.kwargs)
+    _check_ids(family, added)
     fields = {**_engine_fields(body, rid), **request_fields(rules.replay, base, kept)}
     if rules.lora_path is not None:
         fields["lora_path"] = rules.lora_path
@@ -170,46 +217,46 @@ def build_turn(placed: PlacedTurn, rules: TurnRules, *, rid: str) -> PreparedTur
     return PreparedTurn(
         position=position,
         fields=fields,
-        prompt=prompt,
         kept=kept,
+        added=added,
         encoded=encoded,
+        line=line,
         tools=placed.tools,
         tools_changed=placed.tools_changed,
         control_tokens=control,
         stream=bool(body.get("stream")),
         include_usage=_wants_usage(body),
-        content=_content([*placed.history, *position.appended], prompt),
+        content=_content(line, position.appended, kept, added),
     )
 
 
-def _content(messages: Sequence[Message], prompt: array[int]) -> list[bytes | memoryview]:
+def _content(line: Line, appended: Sequence[Message], kept: int, added: array[int]) -> bytes:
     """The end of the engine's request."""
-    ids = np.frombuffer(prompt, dtype=np.int32)
-    parts: list[bytes | memoryview] = [b',"messages":', orjson.dumps(messages), b',"input_ids":[']
-    for at in range(0, len(ids), IDS_AT_ONCE):
-        written = orjson.dumps(ids[at : at + IDS_AT_ONCE], option=orjson.OPT_SERIALIZE_NUMPY)
-        parts += (b"," if at else b"", memoryview(written)[1:-1])
-    parts.append(b"]}")
-    return parts
+    known = line.ids if kept == len(line.tokens) else line.ids_before(kept)
+    return b"".join((
+        b',"messages":[', line.messages, b"," if line.messages and appended else b"", written_messages(appended),
+        b'],"input_ids":[', known, b"," if known and added else b"", written_ids(added), b"]}",
+    ))  # fmt: skip
 
 
-def _check_request(body: dict[str, Any], forest: Forest) -> int:
-    """Check everything but the history; returns how many messages are those of the forest's tip, checked before."""
+def _messages(body: dict[str, Any]) -> list[Message]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError(f"messages must be a non-empty list of chat messages (found {short(messages)})")
-    repeated = forest.tip.repeated(messages)
+    return messages
+
+
+def check_messages(messages: Sequence[Any], repeated: int = 0) -> None:
+    """Raise RequestError for messages that are none, but for the first ones, which repeat others that were checked."""
     for index in range(repeated, len(messages)):
         message = messages[index]
         if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
             raise RequestError(f"messages[{index}] must be an object with a role (found {short(message)})")
     check_depth(messages[repeated:], within=1)
-    check_depth({key: value for key, value in body.items() if key != "messages"})
-    _check_fields(body)
-    return repeated
 
 
 def _check_fields(body: dict[str, Any]) -> None:
+    check_depth({key: value for key, value in body.items() if key != "messages"})
     n = body.get("n")
     if n is not None and (n != 1 or isinstance(n, bool)):
         raise RequestError(f"n={short(n)}: a session's turn is one generation; n must be 1")
@@ -248,13 +295,17 @@ def _template_kwargs(session: Session, body: dict[str, Any], rules: TurnRules) -
 
 
 def _build_prompt(
-    family: BoundFamily, position: Position, tools: Sequence[Tool] | None, kwargs: Mapping[str, Any]
-) -> tuple[array[int], int, int]:
-    """The prompt, how many ids of the checkpoint it keeps, and how many at its end come from one text."""
+    family: BoundFamily,
+    position: Position,
+    checkpoint: array[int],
+    tools: Sequence[Tool] | None,
+    kwargs: Mapping[str, Any],
+) -> tuple[int, array[int], int]:
+    """How many ids of the checkpoint the prompt keeps, the ids behind them, and how many of these come from text."""
     base, encode = position.base, family.tokenizer.encode_array
     if base is None:
         prompt = encode(family.render(position.appended, tools, kwargs, True))
-        return prompt, 0, len(prompt)
+        return 0, prompt, len(prompt)
     refused = {m["role"] for m in position.appended} - set(family.family.allowed_append_roles)
     if refused:
         raise RequestError(
@@ -262,38 +313,34 @@ def _build_prompt(
             f"it can append: {', '.join(family.family.allowed_append_roles)}"
         )
     suffix = encode(family.render_suffix(base.messages[-1], position.appended, base.tools, kwargs))
-    checkpoint = base.tokens()
     kept, bridge = family.join(checkpoint, suffix)
     if not 0 <= kept <= len(checkpoint):
         raise InvariantError(f"family {family.name} keeps {kept} of the {len(checkpoint)} tokens of a checkpoint")
-    prompt = checkpoint if kept == len(checkpoint) else checkpoint[:kept]
-    prompt.extend(bridge)
-    prompt.extend(suffix)
-    if prompt is not checkpoint:
-        _check_prefix(family, checkpoint, prompt)
-    return prompt, kept, len(suffix)
+    added = array("i", bridge)
+    added += suffix
+    if kept < len(checkpoint):
+        _check_prefix(family, checkpoint, kept, added)
+    return kept, added, len(suffix)
 
 
-def _check_prefix(family: BoundFamily, checkpoint: array[int], prompt: array[int]) -> None:
+def _check_prefix(family: BoundFamily, checkpoint: array[int], kept: int, added: array[int]) -> None:
     """The prompt begins with the checkpoint, up to the family's trailing trim."""
     needed = len(checkpoint) - family.family.max_trim_tokens
-    if needed <= 0 or prompt[:needed] == checkpoint[:needed]:
+    again = checkpoint[kept : max(needed, kept)]
+    if added[: len(again)] == again:
         return
-    at = next(
-        (i for i, (a, b) in enumerate(zip(checkpoint[:needed], prompt, strict=False)) if a != b),
-        min(needed, len(prompt)),
-    )
+    at = kept + next((i for i, (a, b) in enumerate(zip(again, added, strict=False)) if a != b), len(added))
     raise InvariantError(
         f"the new prompt does not begin with the checkpoint it extends: first difference at token {at} of {needed}; "
         f"checkpoint {family.tokenizer.decode(checkpoint[at : at + 8])!r}, "
-        f"prompt {family.tokenizer.decode(prompt[at : at + 8])!r} "
+        f"prompt {family.tokenizer.decode(added[at - kept : at - kept + 8])!r} "
         f"(family {family.name}, max_trim_tokens={family.family.max_trim_tokens})"
     )
 
 
-def _check_ids(family: BoundFamily, prompt: array[int], kept: int) -> None:
+def _check_ids(family: BoundFamily, added: array[int]) -> None:
     size = family.tokenizer.vocab_size
-    new = np.frombuffer(prompt, dtype=np.int32)[kept:]
+    new = np.frombuffer(added, dtype=np.int32)
     if len(new) and not (new.min() >= 0 and new.max() < size):
         bad = int(new[(new < 0) | (new >= size)][0])
         raise RequestError(
@@ -363,18 +410,22 @@ def commit_turn(
         parent=base,
         messages=shared_messages((*turn.position.appended, generation.message), near),
         kept=turn.kept,
-        added=shared_ids(turn.prompt[turn.kept :], near),
+        added=shared_ids(turn.added, near),
         sampled=generation.sampled,
         log_probs=generation.log_probs,
         tools=base.tools if base else session.forest.known_tools(turn.tools),
         request=shared_fields(turn.fields, near),
         answer=kept_answer(generation.raw, generation.meta, [node.answer for node in near]),
-        facts=_facts(generation, len(turn.prompt), started, ended),
+        facts=_facts(generation, turn.kept + len(turn.added), started, ended),
         encoded=turn.encoded,
     )
     if turn.position.discarded:
         _note_rollback(session, turn)
     rules.policy.commit(session.forest, node)
+    if turn.line.node is base:
+        turn.line.grow(node)
+        session.forest.line = turn.line
+    rules.lines.used(session.forest)
     session.abort_marks.discard(place)
     session.tools_changed = session.tools_changed or turn.tools_changed
     session.control_tokens += turn.control_tokens

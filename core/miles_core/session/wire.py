@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import orjson
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from miles_core.errors import WireError
 from miles_core.types import PrefixCacheInfo, Sample, SampleStatus, SpecInfo
@@ -29,6 +29,8 @@ TENSORS: Mapping[str, Any] = {
     "rollout_routed_experts": np.int32,
     "rollout_indexer_topk": np.int32,
 }
+DTYPES = {"int64": "I64", "uint8": "U8", "float64": "F64", "int32": "I32"}
+"""What safetensors calls them."""
 JSON_FIELDS = (
     "response",
     "response_length",
@@ -57,6 +59,16 @@ def encode(
     empty_reason: str | None = None,
 ) -> bytes:
     """The payload of `POST /sessions/{id}/samples`. Raises WireError for values that do not fit."""
+    return b"".join(encode_parts(samples, session_metadata, empty_reason=empty_reason))
+
+
+def encode_parts(
+    samples: Sequence[AssembledSample],
+    session_metadata: Mapping[str, Any],
+    *,
+    empty_reason: str | None = None,
+) -> list[bytes | memoryview]:
+    """The payload in parts, the samples' arrays being their own memory: nothing large is copied."""
     tensors: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     for index, sample in enumerate(samples):
@@ -65,7 +77,22 @@ def encode(
         rows.append({**_json_row(sample), "nulls": [name for name, value in found.items() if value is None]})
     meta = {"samples": rows, "session_metadata": dict(session_metadata), "empty_reason": empty_reason}
     tensors[META] = np.frombuffer(_dumped(meta), dtype=np.uint8)
-    return bytes(save(tensors))
+    return _safetensors(tensors)
+
+
+def _safetensors(tensors: Mapping[str, Any]) -> list[bytes | memoryview]:
+    """A safetensors file: the length of a JSON header, the header, then every tensor's memory, aligned to 8 bytes."""
+    header: dict[str, Any] = {}
+    parts: list[bytes | memoryview] = []
+    at = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0])):
+        end = at + tensor.nbytes
+        header[name] = {"dtype": DTYPES[tensor.dtype.name], "shape": tensor.shape, "data_offsets": (at, end)}
+        parts.append(memoryview(tensor.reshape(-1)).cast("B") if tensor.size else b"")
+        at = end
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *parts]
 
 
 def check_row(sample: AssembledSample) -> None:
@@ -101,7 +128,7 @@ def _is_finite(value: Any) -> bool:
 
 def _dumped(meta: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(meta)
+        return orjson.dumps(meta, option=orjson.OPT_SERIALIZE_NUMPY)
     except (TypeError, ValueError) as error:
         raise WireError(f"the samples' metadata does not fit into JSON: {error}") from error
 

@@ -58,10 +58,15 @@ def renders(plugin: Plugin) -> str | Skip | None:
     return None if made else Skip("no revision could be bound")
 
 
+def appends(plugin: Plugin) -> str | Skip | None:
+    """What comes after a turn leaves the text before it as it was, on every trajectory of `verify`."""
+    return _first_fault(plugin, (APPEND_ONLY,))
+
+
 def joins(plugin: Plugin) -> str | Skip | None:
     """A turn's tokens with the suffix's equal the whole conversation's, on every trajectory of `verify`."""
     # not the self-check: it goes by which tokens are special, which a real checkpoint's tokenizer says
-    return _first_fault(plugin, (APPEND_ONLY, JOINED))
+    return _first_fault(plugin, (JOINED,))
 
 
 def parses(plugin: Plugin) -> str | Skip | None:
@@ -116,6 +121,7 @@ CHECKS: Mapping[str, CheckFunction] = {
     "declares a family": declares_a_family,
     "binds": binds,
     "renders": renders,
+    "only appends": appends,
     "joins turns": joins,
     "parses what it renders": parses,
 }
