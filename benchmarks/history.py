@@ -30,6 +30,7 @@ from helpers.sessions import WEATHER
 from miles_core.plugins import Registry
 from miles_core.server.matching import guarded_key, guarded_matcher
 from miles_core.session.assemble import assemble_path
+from miles_core.session.line import LineCache
 from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.reply import read_reply
 from miles_core.session.routing import Replay
@@ -60,7 +61,11 @@ class Talk:
         policy = TreePolicy(key=guarded_key(matcher)) if tree else LinearPolicy()
         self.replay = replay or Replay()
         self.rules = TurnRules(
-            family=chat_family(), matches=guarded_matcher(matcher), policy=policy, replay=self.replay
+            family=chat_family(),
+            matches=guarded_matcher(matcher),
+            policy=policy,
+            replay=self.replay,
+            lines=LineCache(budget=0),  # what is kept written has a budget of its own
         )
         self.session = Session("s", chat_template_kwargs={}, metadata={})
         self.count = 0

@@ -63,22 +63,19 @@ class Watch(threading.Thread):
 
     def __init__(self, server: Served) -> None:
         super().__init__(daemon=True)
-        self._server = server
         self.client = Client(server)
-        self.client.turn()
         self.seconds: list[tuple[float, float]] = []
         """When each turn ended, and how long it took."""
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Until `finish`; a new session now and then, so that turns stay small."""
+        """Until `finish`: the first turn, again and again, so that it stays small."""
         while not self._over.is_set():
+            self.client.messages = [{"role": "user", "content": "Begin."}]
             began = time.perf_counter()
             self.client.turn()
             ended = time.perf_counter()
             self.seconds.append((ended, ended - began))
-            del self.client.messages[:]
-            self.client.messages = [{"role": "user", "content": "Begin."}]
             time.sleep(0.001)
 
     def finish(self) -> None:
@@ -152,22 +149,25 @@ def _code(rng: random.Random) -> bytes:
 
 
 def _messages(rng: random.Random) -> bytes:
-    """Tens of thousands of short messages."""
-    pair = [{"role": "user", "content": "go on"}, {"role": "assistant", "content": "done"}]
-    return chat([*(pair * (LARGE_BODY // len(orjson.dumps(pair))))[:-8], {"role": "user", "content": "end"}])
+    """Ten thousand messages."""
+    each = [{"role": ("user", "assistant")[n % 2], "content": words(rng, 58)} for n in range(LARGE_BODY // 400)]
+    return chat([*each[: len(each) // 2 * 2], {"role": "user", "content": "end"}])
 
 
 def _tools(rng: random.Random) -> bytes:
     """Tools that fill the body."""
-    names = {f"field_{n}": {"type": "string", "description": words(rng, 8)} for n in range(30_000)}
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": names}}}
-    return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": [tool]})
+    tools = []
+    for number in range(LARGE_BODY // 5000):
+        fields = {f"field_{n}": {"type": "string", "description": words(rng, 10)} for n in range(40)}
+        schema = {"type": "object", "properties": fields}
+        tools.append({"type": "function", "function": {"name": f"tool_{number}", "parameters": schema}})
+    return orjson.dumps({"model": "m", "messages": [{"role": "user", "content": "go"}], "tools": tools})
 
 
 BODIES: dict[str, Callable[[random.Random], bytes]] = {
     "a first prompt of 200 000 tokens": _long_prompt,
     "a body of 4 MB, words": _words,
     "a body of 4 MB, code": _code,
-    "a body of 4 MB, short messages": _messages,
+    "a body of 4 MB, messages": _messages,
     "a body of 4 MB, tools": _tools,
 }

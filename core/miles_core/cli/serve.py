@@ -74,8 +74,8 @@ def command(engines: tuple[str, ...], history: str | None, use_session_server: s
     """Check the flags, start the engine if it is ours, serve until a signal."""
     from miles_core.plugins import Registry
     from miles_core.plugins.families import resolve
-    from miles_core.server.run import serve
     from miles_core.server.parts import load_parts
+    from miles_core.server.run import serve
     from miles_core.server.settings import ServerSettings
 
     flags["history"] = _history(history, use_session_server)
