@@ -23,6 +23,8 @@
     ├── EngineError                 the engine
     │   ├── EngineUnreachable       no connection, or it broke off (502)
     │   ├── EngineReplyError        a 200 answer that lacks what a turn needs (502)
+    │   │   └── InexactStream       a stream whose ids and log-probs do not agree (502)
+    │   ├── EngineFault             an error of its own inside a stream (the status it names)
     │   └── EngineStartError        it did not start
     ├── InvariantError              us: a token invariant broke (500)
     └── WireError                   a samples payload that cannot be encoded or decoded (500)
@@ -175,6 +177,18 @@ class EngineUnreachable(EngineError):
 
 class EngineReplyError(EngineError):
     """The engine's 200 answer lacks something a turn needs; the message says which."""
+
+
+class InexactStream(EngineReplyError):
+    """A stream that does not say which ids were sampled, or with which log-probabilities; the message has both."""
+
+
+class EngineFault(EngineError):
+    """The engine reports an error inside a stream, under status 200; has the status and type that it names."""
+
+    def __init__(self, message: str, *, status: int | None = None, kind: str | None = None) -> None:
+        super().__init__(f"the engine failed: {message}", status=status)
+        self.type = kind or self.type
 
 
 class EngineStartError(EngineError):

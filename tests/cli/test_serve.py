@@ -9,11 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
 from helpers.chat_tokenizer import write_checkpoint
+
+MILES_PICK = "miles.rollout.session.v2.picker_hub.drop_retries"
+MILES_POST = "miles.rollout.session.v2.postprocessor_hub.default_postprocess"
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +63,30 @@ def test_the_start_up_block_the_health_and_a_clean_end(server: subprocess.Popen[
     assert "heavy: []" in errors
 
 
+def test_several_processes_print_one_block_and_end_together(checkpoint: Path) -> None:
+    flags = ("--checkpoint", str(checkpoint), "--tito-model", "qwen3", "--engine", "http://127.0.0.1:9", "--port", "0")
+    command = serve(*flags, "--workers", "2")
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        block = [process.stdout.readline().rstrip() for _ in range(10)]
+        rows = dict(line.split(maxsplit=1) for line in block[1:])
+        assert rows["workers"] == "2 processes"
+        places: set[str] = set()
+        while len(places) < 2:
+            made = urlopen(Request(rows["url"] + "/sessions", method="POST"), timeout=20)
+            with made as answer:
+                places.add(json.load(answer)["session_id"][:2])
+        assert places == {"00", "01"}
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=30)
+        assert (process.returncode, rest) == (0, "")
+        assert "Traceback" not in errors
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
@@ -72,6 +99,8 @@ def test_the_start_up_block_the_health_and_a_clean_end(server: subprocess.Popen[
             ("--tito-model", "qwen3", "--apply-chat-template-kwargs", '{"clear_thinking": true}'),
             "is in conflict with family qwen3",
         ),
+        (("--tito-model", "qwen3", "--workers", "0"), "--workers 0: expected a number of processes from 1 to 256"),
+        (("--tito-model", "qwen3", "--workers", "257"), "--workers 257: expected a number of processes from 1 to 256"),
         (("--tito-model", "qwen3", "--max-sessions", "-3"), "--max-sessions -3: expected 0 (no limit) or more"),
         (("--tito-model", "default"), "uses the checkpoint's own chat template"),
         (("--tito-model", "qwen3", "--max-body-mb", "0"), "--max-body-mb 0.0: expected more than 0"),
@@ -83,6 +112,43 @@ def test_a_wrong_setting_ends_with_what_and_what_next(checkpoint: Path, flags: t
     assert done.returncode == 2
     assert text in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("engine", ["localhost:30000", "127.0.0.1:30000", "[::1]:30000", "gpu-1.local:30000/v1"])
+def test_an_address_without_http_is_no_plugin(checkpoint: Path, engine: str) -> None:
+    command = serve("--checkpoint", str(checkpoint), "--tito-model", "qwen3", "--engine", engine)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert f"begins with http://; did you mean http://{engine}?" in done.stderr
+
+
+def test_sample_hooks_of_miles_by_their_own_names(checkpoint: Path, tmp_path: Path) -> None:
+    """Its default is ours; another one, written for miles, is imported with what it imports itself."""
+    (tmp_path / "their_hooks.py").write_text(
+        "from miles.utils.types import Sample\n"
+        "from miles.rollout.session.v2.picker_hub import drop_retries\n"
+        "def pick(leaf_samples, session_metadata):\n"
+        "    assert all(isinstance(sample, Sample) for sample in leaf_samples)\n"
+        "    return drop_retries(leaf_samples, session_metadata)\n"
+    )
+    flags = ("--checkpoint", str(checkpoint), "--tito-model", "qwen3", "--engine", "http://127.0.0.1:9", "--port", "0")
+    flags += ("--history", "tree", "--compat", "miles", "--session-sample-postprocessor-path", MILES_POST)
+    for pick, shown in ((MILES_PICK, "drop_retries"), ("their_hooks.pick", "their_hooks.pick")):
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        process = subprocess.Popen(
+            serve(*flags, "--session-sample-picker-path", pick),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        try:
+            assert process.stdout is not None
+            block = [process.stdout.readline() for _ in range(9)]
+            assert f"tree, samples by {shown} and shared_prefix_mask" in "".join(block), process.communicate(timeout=20)
+        finally:
+            process.terminate()
+            process.communicate(timeout=20)
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from helpers.chat_tokenizer import IM_END, encode
+from helpers.chat_tokenizer import IM_END, chat_family, encode
 from miles_core.testing.fake_engine import FakeEngine, Gate, Recorded, Reply, chat_reply, refuses
 from miles_core.types import Json
 
@@ -38,7 +38,7 @@ def says(
 @contextmanager
 def fake_engine() -> Iterator[FakeEngine]:
     """A running engine."""
-    engine = FakeEngine(always=lambda body: says())
+    engine = FakeEngine(chat_family(), always=lambda body: says())
     engine.start()
     try:
         yield engine

@@ -9,10 +9,11 @@ from dataclasses import fields, replace
 import numpy as np
 
 from miles_core.session.assemble import AssembledSample, assemble_path
+from miles_core.session.commit import commit_turn
 from miles_core.session.policy import LinearPolicy
 from miles_core.session.reply import read_reply
 from miles_core.session.tree import Node, path_messages
-from miles_core.session.turn import Session, TurnRules, commit_turn, prepare_turn
+from miles_core.session.turn import Session, TurnRules, prepare_turn
 
 
 def told_in_a_line(leaf: Node, rules: TurnRules) -> Session:

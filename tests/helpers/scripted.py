@@ -84,8 +84,10 @@ class ScriptedScheduler:
 class Client:
     """Speaks to the application over real HTTP."""
 
-    def __init__(self, session: aiohttp.ClientSession, service: Service, scheduler: ScriptedScheduler) -> None:
-        self.session, self.service, self.scheduler = session, service, scheduler
+    def __init__(
+        self, session: aiohttp.ClientSession, service: Service, scheduler: ScriptedScheduler, url: str
+    ) -> None:
+        self.session, self.service, self.scheduler, self.url = session, service, scheduler, url
 
     def play(self, text: str, **ending: Any) -> None:
         """What the model will say, and how it ends if no stop token does it."""
@@ -122,14 +124,17 @@ USER = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 @asynccontextmanager
-async def scripted(directory: Path, *, context: int = 4096, **settings: Any) -> AsyncIterator[Client]:
+async def scripted(
+    directory: Path, *, family: str = "qwen3", context: int = 4096, vocab_size: int = 512, **settings: Any
+) -> AsyncIterator[Client]:
     """A served application; `directory` has a tokenizer."""
-    chosen = Settings(model=directory, checkpoint=directory, tito_model="qwen3", **settings)
-    format_ = chat_format.load("qwen3", str(directory))
+    chosen = Settings(model=directory, checkpoint=directory, tito_model=family, **settings)
+    format_ = chat_format.load(family, str(directory))
     scheduler = ScriptedScheduler(format_.stop_ids)
     facts = SimpleNamespace(
+        path=directory,
         context_length=context,
-        vocab_size=512,
+        vocab_size=vocab_size,
         generation_defaults={},
         model_type="qwen3",
         architectures=["Qwen3ForCausalLM"],
@@ -140,7 +145,7 @@ async def scripted(directory: Path, *, context: int = 4096, **settings: Any) -> 
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    port = runner.addresses[0][1]
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
-        yield Client(session, service, scheduler)
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    async with aiohttp.ClientSession(url) as session:
+        yield Client(session, service, scheduler, url)
     await runner.cleanup()

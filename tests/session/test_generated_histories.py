@@ -41,12 +41,13 @@ from helpers.routing_rows import REPLAYS, Gap, RowEngine, check_rows, without_ga
 from helpers.same_path import assert_same_samples
 from miles_core.errors import EngineReplyError, MilesError, SampleError
 from miles_core.session.assemble import AssembledSample, assemble_path
+from miles_core.session.commit import commit_turn
 from miles_core.session.leaves import SampleHook, leaf_samples, tree_metadata
 from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.reply import read_reply
 from miles_core.session.routing import Replay
 from miles_core.session.store import SelfCheck, records, session_metadata
-from miles_core.session.turn import PreparedTurn, Session, TurnRules, commit_turn, prepare_turn
+from miles_core.session.turn import PreparedTurn, Session, TurnRules, prepare_turn
 from miles_core.types import Message, Tool
 from miles_matchers.strict import message_key, message_matches
 from miles_sample_hooks.drop_retries import pick_samples

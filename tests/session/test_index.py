@@ -10,9 +10,10 @@ import pytest
 
 from helpers.chat_tokenizer import VOCABULARY, chat_family
 from helpers.fake_engine import says
+from miles_core.session.commit import commit_turn
 from miles_core.session.policy import MessageKey, TreePolicy
 from miles_core.session.reply import read_reply
-from miles_core.session.turn import Session, TurnRules, commit_turn, prepare_turn
+from miles_core.session.turn import Session, TurnRules, prepare_turn
 from miles_matchers import loose_tool_call, role_content_only, strict
 
 MATCHERS = {"strict": strict, "loose_tool_call": loose_tool_call, "role_content_only": role_content_only}

@@ -9,9 +9,10 @@ import pytest
 
 from helpers.golden import installed_family, real_tokenizer
 from helpers.histories import TOOLS
+from miles_core.session.commit import commit_turn
 from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.reply import read_reply
-from miles_core.session.turn import Session, TurnRules, commit_turn, prepare_turn
+from miles_core.session.turn import Session, TurnRules, prepare_turn
 from miles_matchers.strict import message_matches
 
 THINKING_OFF = {"thinking": False}

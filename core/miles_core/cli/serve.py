@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from miles_core.cli.flags import HISTORIES, located, template_kwargs
+from miles_core.cli.engine_flags import check_engine_flags, serving_urls
+from miles_core.cli.flags import HISTORIES, check_is_no_address, located, template_kwargs
 from miles_core.cli.output import write
 from miles_core.errors import ConfigError
 
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
     from miles_core.tito import BoundFamily
 
 
-@click.command("serve", help="Run the session server.", epilog="Several --engine URLs share the sessions.")
+@click.command(
+    "serve", help="Run the session server. Flags of an engine that we start follow the others.",
+    epilog="Several --engine URLs share the sessions.", context_settings={"ignore_unknown_options": True},
+)  # fmt: skip
 @click.option("--checkpoint", "--hf-checkpoint", metavar="DIR|ID", help="The tokenizer; --model's by default.")
 @click.option("--model", metavar="DIR|ID", help="The weights, for an engine we start; --checkpoint by default.")
 @click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family, or auto.")
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option("--host", "--session-server-ip", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", "--session-server-port", default=8100, show_default=True, help="Port; 0 takes a free one.")
+@click.option("--workers", default=1, show_default=True, help="Processes that share the port and the sessions.")
 @click.option("--history", type=click.Choice(["linear", "tree"]), default=None, help="How histories grow.  [linear]")
 @click.option(
     "--use-session-server", is_flag=False, flag_value="v1", default=None, type=click.Choice(["v1", "v2"]),
@@ -47,9 +53,17 @@ if TYPE_CHECKING:
     "--postprocess-samples", "--session-sample-postprocessor-path", default="shared_prefix_mask", show_default=True,
     metavar="NAME", help="Tree histories: what is done to the picked samples.",
 )  # fmt: skip
+@click.option(
+    "--compat", type=click.Choice(["miles"]),
+    help="Take miles' names of sample hooks, and make what they import importable where miles is not installed.",
+)  # fmt: skip
 @click.option("--max-rollback", default=1, show_default=True, help="Generations a retry may discard.")
 @click.option("--api-key", envvar="MILES_API_KEY", default=None, help="Key that clients must send (or MILES_API_KEY).")
 @click.option("--engine-api-key", envvar="MILES_ENGINE_API_KEY", default=None, help="Key to send to the engine.")
+@click.option(
+    "--engine-health-seconds", default=5.0, show_default=True, help="Between checks of an engine's health; 0 is none."
+)
+@click.option("--admin-api-key", envvar="MILES_ADMIN_API_KEY", default=None, help="Key that opens /admin/engines.")
 @click.option("--public-url", default=None, help="URL under which agents reach this server.")
 @click.option("--max-body-mb", default=64.0, show_default=True, help="Larger request bodies are refused.")
 @click.option("--max-sessions", default=0, help="Open sessions at most; 0 is no limit.")
@@ -70,14 +84,51 @@ if TYPE_CHECKING:
     "--on-tools-change", type=click.Choice(["keep", "refuse"]), default="keep", show_default=True,
     help="When a session's tools change: keep the prefix and say so in its metadata, or refuse.",
 )  # fmt: skip
-def command(engines: tuple[str, ...], history: str | None, use_session_server: str | None, **flags: Any) -> None:
+@click.option(
+    "--exact-weight-versions", is_flag=True,
+    help="Answer streamed turns whole: only such answers say which weights sampled each token.",
+)  # fmt: skip
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE FLAGS]...")
+def command(
+    engines: tuple[str, ...],
+    history: str | None,
+    use_session_server: str | None,
+    options: tuple[str, ...],
+    compat: str | None,
+    **flags: Any,
+) -> None:
     """Check the flags, start the engine if it is ours, serve until a signal."""
+    with miles_names(flags) if compat else nullcontext():
+        _serve(engines, history, use_session_server, options, flags)
+
+
+@contextmanager
+def miles_names(flags: dict[str, Any]) -> Iterator[None]:
+    """--compat miles: its dotted defaults are our sample hooks, and its modules can be imported meanwhile."""
+    from miles_core.rollout.compat import enabled, selector
+
+    for name in ("pick_samples", "postprocess_samples"):
+        flags[name] = selector("sample-hook", flags[name])
+    with enabled() as real:
+        if real is not None:
+            click.echo(f"--compat miles: the real miles is installed ({real}) and used as it is", err=True)
+        yield
+
+
+def _serve(
+    engines: tuple[str, ...],
+    history: str | None,
+    use_session_server: str | None,
+    options: tuple[str, ...],
+    flags: dict[str, Any],
+) -> None:
     from miles_core.plugins import Registry
     from miles_core.plugins.families import resolve
     from miles_core.server.parts import load_parts
     from miles_core.server.run import serve
     from miles_core.server.settings import ServerSettings
 
+    check_engine_flags(engines, options)
     flags["history"] = _history(history, use_session_server)
     checkpoint, model = flags.pop("checkpoint"), flags.pop("model")
     flags["checkpoint"] = checkpoint or model
@@ -92,7 +143,7 @@ def command(engines: tuple[str, ...], history: str | None, use_session_server: s
     # what is wrong with the family or a hook should not have to wait for an engine
     parts = load_parts(settings, registry) if started else None
     with ExitStack() as stack:
-        urls = _engine_urls(engines, model or checkpoint, settings, registry, stack)
+        urls = _engine_urls(engines, options, model or checkpoint, settings, registry, stack)
         for number in (signal.SIGINT, signal.SIGTERM):
             # uvicorn sends itself the signal again when it has shut down: end, and stop the engine on the way
             signal.signal(number, lambda *_: sys.exit(0))
@@ -113,12 +164,19 @@ def _history(history: str | None, older: str | None) -> str:
 
 
 def _engine_urls(
-    engines: tuple[str, ...], model: str, settings: ServerSettings, registry: Registry, stack: ExitStack
+    engines: tuple[str, ...],
+    options: tuple[str, ...],
+    model: str,
+    settings: ServerSettings,
+    registry: Registry,
+    stack: ExitStack,
 ) -> tuple[str, ...]:
     """URLs as given, or those of the engine that is started by name and stopped with the server."""
     from miles_core.engine.base import EngineConfig
 
     names = [engine for engine in engines if "://" not in engine]
+    for name in names:
+        check_is_no_address(name)
     if not names:
         return engines
     if len(engines) > 1:
@@ -127,11 +185,11 @@ def _engine_urls(
         "launch_engine",
         EngineConfig(
             model=located(model), checkpoint=located(settings.checkpoint), tito_model=settings.tito_model,
-            progress=lambda line: click.echo(line, err=True),
+            options=options, api_key=settings.engine_api_key, progress=lambda line: click.echo(line, err=True),
         ),
     )  # fmt: skip
     stack.callback(engine.close)
-    return tuple(engine.urls)
+    return serving_urls(names[0], engine)
 
 
 def _history_row(settings: ServerSettings) -> str:
@@ -158,6 +216,7 @@ def start_block(settings: ServerSettings, parts: Parts, url: str, engines: tuple
         "history": _history_row(settings),
         "engine": engine,
         "plugins": ", ".join(parts.plugins),
+        **({"workers": f"{settings.workers} processes"} if settings.workers > 1 else {}),
         "url": url,
     }
     lines = [f"  {name:<9} {value}" for name, value in rows.items()]

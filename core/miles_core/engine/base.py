@@ -25,8 +25,9 @@ class EngineConfig:
     log_file: Path | None = None
     options: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    api_key: str | None = None
     start_timeout: float = 600.0
-    """Seconds."""
+    """Seconds. An engine that writes a log while it loads may count from the last thing it wrote."""
     progress: Callable[[str], None] | None = None
 
 
@@ -35,11 +36,11 @@ class Engine(Protocol):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Base URLs of its workers, without a trailing slash."""
+        """Base URLs of its workers, without a trailing slash; none if it serves as part of one elsewhere."""
         ...
 
     def alive(self) -> bool:
-        """Whether its process still runs."""
+        """Whether it serves, or will again without our doing; False once it is over."""
         ...
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
-"""One HTTP/1.1 connection to an engine: a request, its whole answer, the next request."""
+"""One HTTP/1.1 connection to an engine: a request, its answer, whole or as it comes, the next request."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -23,6 +24,64 @@ class EngineReply:
     body: bytes
 
 
+class Incoming:
+    """An answer whose head is there, and whose body comes in pieces."""
+
+    __slots__ = ("_ended", "_error", "_pieces", "_waiter", "headers", "status")
+
+    def __init__(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        self.headers = headers
+        self._pieces: deque[bytes] = deque()
+        self._ended = False
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the whole body has come."""
+        return self._ended and self._error is None
+
+    async def piece(self) -> bytes:
+        """The next bytes, as soon as some are there; none at the end. One caller at a time.
+
+        Raises OSError, EOFError or ValueError if it broke off.
+        """
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return b""
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._pieces.popleft()
+
+    async def rest(self) -> bytes:
+        """The body from here on."""
+        parts = []
+        while piece := await self.piece():
+            parts.append(piece)
+        return b"".join(parts)
+
+    def add(self, data: bytes) -> None:
+        """More of the body."""
+        self._pieces.append(data)
+        self._wake()
+
+    def end(self, error: Exception | None = None) -> None:
+        """It is whole, or has broken off."""
+        if not self._ended:
+            self._ended, self._error = True, error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
 class Connection(asyncio.Protocol):
     """What arrives on one connection, made by `loop.create_connection`; `on_lost` is called when it is closed."""
 
@@ -32,6 +91,8 @@ class Connection(asyncio.Protocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[EngineReply] | None = None
+        self._opened: asyncio.Future[Incoming] | None = None
+        self._incoming: Incoming | None = None
         self._lost: asyncio.Future[None] = loop.create_future()
         self._usable = True
         self._begin()
@@ -47,7 +108,7 @@ class Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether it takes another request."""
-        return self._usable and self._answer is None
+        return self._usable and self._answer is None and self._opened is None and self._incoming is None
 
     async def exchange(self, head: bytes, body: bytes | None, *, bodiless: bool = False) -> EngineReply:
         """Send a request and wait for its answer; `bodiless` ones end with their headers.
@@ -55,19 +116,34 @@ class Connection(asyncio.Protocol):
         Raises OSError, EOFError or ValueError if it breaks off or is not HTTP. A cancelled one leaves the connection
         unusable: close it.
         """
-        if self._transport is None or not self.reusable:
-            raise EOFError("the connection is closed")
-        self._begin(bodiless=bodiless)
+        transport = self._ready(bodiless=bodiless)
         answer: asyncio.Future[EngineReply] = self._loop.create_future()
         self._answer = answer
-        if body is None or len(body) <= TOGETHER:
-            self._transport.write(head + (body or b""))
-        else:
-            self._transport.writelines((head, body))
+        _write(transport, head, body)
         try:
             return await answer
         finally:
             self._answer = None
+
+    async def open(self, head: bytes, body: bytes | None) -> Incoming:
+        """Send a request and wait for the head of its answer; the body comes as it comes.
+
+        Raises what `exchange` does. The connection takes another request when the body has ended.
+        """
+        transport = self._ready()
+        opened: asyncio.Future[Incoming] = self._loop.create_future()
+        self._opened = opened
+        _write(transport, head, body)
+        try:
+            return await opened
+        finally:
+            self._opened = None
+
+    def _ready(self, *, bodiless: bool = False) -> asyncio.Transport:
+        if self._transport is None or not self.reusable:
+            raise EOFError("the connection is closed")
+        self._begin(bodiless=bodiless)
+        return self._transport
 
     def close(self) -> None:
         """Close it, whatever it is doing."""
@@ -87,7 +163,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Some of an answer."""
-        if self._answer is None:  # nobody asked
+        if self._answer is None and self._opened is None and self._incoming is None:  # nobody asked
             self.close()
             return
         try:
@@ -121,10 +197,20 @@ class Connection(asyncio.Protocol):
         if self._bodiless:
             self._usable = False  # the parser waits for a body that does not come
             self._complete()
+        elif self._opened is not None and self._parser.get_status_code() >= 200:
+            self._incoming = Incoming(self._parser.get_status_code(), self._headers)
+            if self._encoding not in (b"", b"identity"):
+                self._usable = False
+                self._fail(ValueError(f"the answer is {self._encoding.decode('latin-1')}, which was not asked for"))
+            elif not self._opened.done():
+                self._opened.set_result(self._incoming)
 
     def on_body(self, data: bytes) -> None:
         """Some of the body."""
-        self._parts.append(data)
+        if self._incoming is not None:
+            self._incoming.add(data)
+        else:
+            self._parts.append(data)
 
     def on_message_complete(self) -> None:
         """The whole answer, or one of those that only announce it (100 Continue)."""
@@ -135,6 +221,10 @@ class Connection(asyncio.Protocol):
         self._complete()
 
     def _complete(self) -> None:
+        if self._incoming is not None:
+            self._incoming.end()
+            self._incoming = None
+            return
         body = b"".join(self._parts)
         if self._encoding in (b"gzip", b"deflate"):
             try:
@@ -146,5 +236,15 @@ class Connection(asyncio.Protocol):
             self._answer.set_result(EngineReply(self._parser.get_status_code(), self._headers, body))
 
     def _fail(self, error: Exception) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        for waiting in (self._answer, self._opened):
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(error)
+        if self._incoming is not None:
+            self._incoming.end(error)
+
+
+def _write(transport: asyncio.Transport, head: bytes, body: bytes | None) -> None:
+    if body is None or len(body) <= TOGETHER:
+        transport.write(head + (body or b""))
+    else:
+        transport.writelines((head, body))

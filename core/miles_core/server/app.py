@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
@@ -12,9 +13,11 @@ import uvicorn
 
 from miles_core.errors import ConfigError, MilesError
 from miles_core.plugins import Registry
-from miles_core.server.http import Event, HungUp, Receive, Request, Send, json_reply
+from miles_core.server.answers import error_reply
+from miles_core.server.http import Event, HungUp, Receive, Reply, Request, Send, json_reply
 from miles_core.server.parts import Parts, load_parts
-from miles_core.server.routes import Routes, error_reply
+from miles_core.server.relay import relay
+from miles_core.server.routes import Routes
 from miles_core.server.service import SessionService
 from miles_core.server.settings import ServerSettings
 
@@ -41,7 +44,7 @@ class App:
 
     async def _serve(self, request: Request, send: Send) -> None:
         try:
-            reply = await self._routes.answer(request)
+            reply = await self._answer(request)
         except MilesError as error:
             reply = error_reply(error)
         except HungUp:
@@ -52,10 +55,19 @@ class App:
             reply = json_reply({"error": text, "type": "server_error", "code": 500}, 500)
         await reply.send(request, send)
 
+    async def _answer(self, request: Request) -> Reply:
+        """The answer, which another process gives to the few requests whose connection could not move to it."""
+        peers = self._service.peers
+        owner = peers.owner_of(request.path) if peers is not None else None
+        if peers is None or owner is None:
+            return await self._routes.answer(request)
+        return await relay(peers, owner, request, self._routes.body_limit)
+
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         try:
             await self._service.start()
+            await self._routes.admin.catch_up()
             if self._on_start is not None:
                 self._on_start()
         except Exception as error:
@@ -90,10 +102,11 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def uvicorn_server(app: App) -> uvicorn.Server:
-    """A uvicorn server for the app, to be run on a bound socket."""
+def uvicorn_server(app: App | TurnLimit, connections: type[asyncio.Protocol] | None = None) -> uvicorn.Server:
+    """A uvicorn server for the app, to be run on a bound socket; `connections` other than uvicorn's own."""
     config = uvicorn.Config(
         app,
+        http=connections or "auto",
         lifespan="on",
         log_level="warning",
         access_log=False,
@@ -105,18 +118,44 @@ def uvicorn_server(app: App) -> uvicorn.Server:
     return uvicorn.Server(config)
 
 
+class TurnLimit:
+    """An application that takes so many chat turns at once; the others wait, in the order in which they came."""
+
+    def __init__(self, app: App, limit: int) -> None:
+        self._app, self._places = app, asyncio.Semaphore(limit)
+
+    async def __call__(self, scope: Event, receive: Receive, send: Send) -> None:
+        """Serve one request, a turn when there is room for it, until its answer has been sent."""
+        if scope["type"] == "http" and scope["path"].endswith("/v1/chat/completions"):
+            async with self._places:
+                await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
 class ServerThread:
     """A session server in a background thread with an event loop of its own; a context manager.
+
+    `parts` are what `load_parts` gave, where they are loaded already. Turns beyond `turns_at_once` wait, while those
+    beyond `max_concurrent` of the settings are refused.
 
     Raises PluginError or ConfigError from its constructor if a setting is wrong.
     """
 
-    def __init__(self, settings: ServerSettings, registry: Registry | None = None) -> None:
-        self.parts: Parts = load_parts(settings, registry or Registry.discover())
+    def __init__(
+        self,
+        settings: ServerSettings,
+        registry: Registry | None = None,
+        parts: Parts | None = None,
+        *,
+        turns_at_once: int | None = None,
+    ) -> None:
+        self.parts: Parts = parts or load_parts(settings, registry or Registry.discover())
         self.service = SessionService(settings, self.parts)
         self._socket = bind_socket(settings.host, settings.port)
         self.url = url_of(self._socket)
-        self._server = uvicorn_server(App(self.service))
+        app = App(self.service)
+        self._server = uvicorn_server(TurnLimit(app, turns_at_once) if turns_at_once else app)
         self._thread = threading.Thread(target=self._run, name="miles-session-server", daemon=True)
 
     @property

@@ -20,7 +20,8 @@ def require(api_key: str | None, given: str | None, session: Session | None = No
         return
     if given is None:
         raise Unauthorized("this server wants an API key: send it as 'Authorization: Bearer <key>'")
-    if _same(given, api_key) or (session is not None and session.api_key is not None and _same(given, session.api_key)):
+    own = session.api_key if session is not None else None
+    if same_key(given, api_key) or (own is not None and same_key(given, own)):
         return
     raise Unauthorized("the API key is not the server's" + (" nor this session's" if session else ""))
 
@@ -29,10 +30,11 @@ def require_server(api_key: str | None, given: str | None, session: Session | No
     """Let the server's key pass alone. A session's own key is Forbidden (403) here, any other is 401."""
     if api_key is None:
         return
-    if session is not None and given is not None and session.api_key is not None and _same(given, session.api_key):
+    if session is not None and given is not None and session.api_key is not None and same_key(given, session.api_key):
         raise Forbidden("a session's own key opens its turns alone; this takes the server's key")
     require(api_key, given)
 
 
-def _same(left: str, right: str) -> bool:
+def same_key(left: str, right: str) -> bool:
+    """Whether two keys are one, in a time that does not tell how much of them is."""
     return hmac.compare_digest(left.encode("utf-8"), right.encode("utf-8"))

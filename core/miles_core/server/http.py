@@ -53,6 +53,17 @@ class Request:
         return values[-1] if values else None
 
     @property
+    def target(self) -> bytes:
+        """Path and query as they were sent."""
+        raw, query = self.scope["raw_path"], self.scope["query_string"]
+        return bytes(raw + b"?" + query if query else raw)
+
+    @property
+    def internal(self) -> bool:
+        """Whether another process of this server asks, not a client."""
+        return bool(self.scope.get("state", {}).get("internal"))
+
+    @property
     def base_url(self) -> str:
         """The server's URL as the client wrote it."""
         server = self.scope.get("server") or ("localhost", None)
@@ -116,6 +127,7 @@ class WhileConnected:
         self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = None  # its traceback refers to this: memory should not wait for the search for cycles
         if not self.gone or kind is not asyncio.CancelledError:
             return False
         if self._task is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,8 @@ def load_family(
 
 def load_parts(settings: ServerSettings, registry: Registry) -> Parts:
     """Load and check everything a server needs, so that faults show at start-up."""
+    if settings.workers > 1:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads that it starts now are not there in forked processes
     family, plugin = load_family(
         registry, settings.tito_model, settings.checkpoint, settings.chat_template_path, fast=True
     )

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from typing import Any
 
 from miles_core.engine.client import EngineReply
-from miles_core.errors import Forbidden, MilesError, Overloaded
-from miles_core.server.auth import bearer, require, require_server
-from miles_core.server.http import JSON, Headers, Reply, Request, WhileConnected, json_reply
-from miles_core.server.service import PASSED_ON, SessionService, TurnOutcome
-from miles_core.server.stream import KEEPALIVE, error_event, whole_answer
-from miles_core.session.turn import PreparedTurn, Session
+from miles_core.errors import Forbidden, MilesError
+from miles_core.server import metrics
+from miles_core.server.admin import Admin
+from miles_core.server.answers import passed_through
+from miles_core.server.auth import bearer, require, require_server, same_key
+from miles_core.server.http import JSON, Reply, Request, WhileConnected, json_reply
+from miles_core.server.live import StreamedTurn
+from miles_core.server.service import PASSED_ON, SessionService
+from miles_core.session.reply import Generation
+from miles_core.session.turn import Session
 
 log = logging.getLogger("miles.server")
 
-HOP_BY_HOP = frozenset({
-    b"server", b"date", b"content-length", b"transfer-encoding", b"content-encoding", b"connection", b"keep-alive",
-    b"proxy-authenticate", b"te", b"trailer", b"upgrade",
-})  # fmt: skip
-"""Headers of the engine that are not copied to the agent."""
-
 HIDDEN_META = ("routed_experts", "indexer_topk")
-EVENTS = b"text/event-stream"
-WHOLE: Headers = [(b"x-miles-stream", b"whole"), (b"cache-control", b"no-cache")]
-
-
-def error_body(error: MilesError) -> dict[str, Any]:
-    """The JSON of an error; `error` is a string because existing clients of this protocol read it so."""
-    return {"error": error.message, "type": error.type, "code": error.status}
-
-
-def error_reply(error: MilesError) -> Reply:
-    """An error as the client gets it."""
-    if error.status >= 500:
-        log.error("%s: %s", type(error).__name__, error.message)
-    headers = [(b"retry-after", b"%d" % error.retry_after)] if isinstance(error, Overloaded) else None
-    return json_reply(error_body(error), error.status, headers)
 
 
 class Routes:
@@ -47,6 +27,7 @@ class Routes:
     def __init__(self, service: SessionService) -> None:
         self.service = service
         self.settings = service.settings
+        self.admin = Admin(service)
         self.body_limit = int(self.settings.max_body_mb * 2**20)
 
     async def answer(self, request: Request) -> Reply:
@@ -57,6 +38,10 @@ class Routes:
             return self._health() if request.method in ("GET", "HEAD") else _wrong_method(request)
         if request.path in ("/sessions", "/sessions/"):
             return await self._create(request) if request.method == "POST" else _wrong_method(request)
+        if request.path.startswith("/admin/"):
+            return await self.admin.answer(request, self.body_limit)
+        if request.path == "/metrics":
+            return await self._metrics(request) if request.method in ("GET", "HEAD") else _wrong_method(request)
         return _no_such(request, 404, "Not Found", "not_found_error")
 
     async def _below(self, request: Request, session_id: str, slash: str, path: str) -> Reply:
@@ -89,6 +74,19 @@ class Routes:
     def _health(self) -> Reply:
         """`GET /health`."""
         return json_reply({"status": "ok", "session_server_instance_id": self.service.instance_id})
+
+    async def _metrics(self, request: Request) -> Reply:
+        """`GET /metrics`: this process', or between processes its numbers as JSON."""
+        if request.internal:
+            return json_reply(self.service.own_measured())
+        self._require_operator(bearer(request.header(b"authorization")))
+        return Reply(await self.service.all_measured(), kind=metrics.TEXT)
+
+    def _require_operator(self, given: str | None) -> None:
+        """Let the server's key and the admin key pass, where agents need a key."""
+        admin = self.settings.admin_api_key
+        if admin is None or given is None or not same_key(given, admin):
+            require_server(self.settings.api_key, given)
 
     async def _create(self, request: Request) -> Reply:
         """`POST /sessions`."""
@@ -145,47 +143,20 @@ class Routes:
         with WhileConnected(request):
             turn = await self.service.prepare(session, raw)
             if turn.stream:
-                return await self._streamed(session, turn, request.headers)
-            return self._answer(await self.service.run_turn(session, turn, request.headers))
+                return await StreamedTurn(self.service, session, turn, request.headers).reply()
+            return _answer(await self.service.run_turn(session, turn, request.headers))
         log.info("session %s: the client hung up; its turn was aborted", session.id)
         return Reply(status=499)
 
-    async def _streamed(self, session: Session, turn: PreparedTurn, headers: Headers) -> Reply:
-        """The answer as events; one that is there soon keeps its status, a later one is a stream that is kept alive."""
-        task = asyncio.ensure_future(self.service.run_turn(session, turn, headers))
-        try:
-            await asyncio.wait({task}, timeout=self.settings.keepalive_seconds)
-        except asyncio.CancelledError:
-            task.cancel()
-            raise
-        if task.done():
-            return self._answer(await task)
-        return Reply(self._late(task), kind=EVENTS, headers=WHOLE[:1], close=task.cancel)
 
-    def _answer(self, outcome: TurnOutcome) -> Reply:
-        if outcome.refusal is not None:
-            return passed_through(outcome.refusal)
-        generation, turn = outcome.generation, outcome.turn
-        if generation is None:
-            raise RuntimeError("a turn without an answer")
-        if turn.stream:
-            events = b"".join(whole_answer(generation, include_usage=turn.include_usage))
-            return Reply(events, kind=EVENTS, headers=WHOLE)
-        if any(key in generation.meta for key in HIDDEN_META):
-            for key in HIDDEN_META:
-                generation.meta.pop(key, None)
-            return json_reply(generation.reply)
-        return Reply(generation.raw, kind=JSON)
-
-    async def _late(self, task: asyncio.Future[TurnOutcome]) -> AsyncGenerator[bytes, None]:
-        """Keep-alive comments until the turn is over, then its events; a fault is an error event."""
-        yield KEEPALIVE
-        while not task.done():
-            await asyncio.wait({task}, timeout=self.settings.keepalive_seconds)
-            if not task.done():
-                yield KEEPALIVE
-        for event in late_events(task):
-            yield event
+def _answer(found: EngineReply | Generation) -> Reply:
+    if isinstance(found, EngineReply):
+        return passed_through(found)
+    if any(key in found.meta for key in HIDDEN_META):
+        for key in HIDDEN_META:
+            found.meta.pop(key, None)
+        return json_reply(found.reply)
+    return Reply(found.raw, kind=JSON)
 
 
 def _wrong_method(request: Request) -> Reply:
@@ -194,26 +165,3 @@ def _wrong_method(request: Request) -> Reply:
 
 def _no_such(request: Request, status: int, why: str, kind: str) -> Reply:
     return json_reply({"error": f"{request.method} {request.path}: {why}", "type": kind, "code": status}, status)
-
-
-def late_events(task: asyncio.Future[TurnOutcome]) -> list[bytes]:
-    """The events of a turn that ended after the stream began."""
-    error = task.exception()
-    if error is not None:
-        known = error if isinstance(error, MilesError) else MilesError(f"internal error: {type(error).__name__}")
-        if known is not error:
-            log.error("a turn failed", exc_info=error)
-        return [error_event(error_body(known))]
-    outcome = task.result()
-    if outcome.refusal is not None:
-        text = outcome.refusal.body.decode("utf-8", "replace")
-        return [error_event({"error": text, "type": "engine_error", "code": outcome.refusal.status})]
-    if outcome.generation is None:
-        raise RuntimeError("a turn without an answer")
-    return list(whole_answer(outcome.generation, include_usage=outcome.turn.include_usage))
-
-
-def passed_through(reply: EngineReply) -> Reply:
-    """The engine's own answer: status, body and headers, but for those that belong to its connection."""
-    kept = [(name.lower(), value) for name, value in reply.headers if name.lower() not in HOP_BY_HOP]
-    return Reply(reply.body, reply.status, headers=kept)

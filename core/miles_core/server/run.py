@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from miles_core.plugins import Registry
 from miles_core.server.app import App, bind_socket, url_of, uvicorn_server
 from miles_core.server.parts import Parts, load_parts
+from miles_core.server.processes import STOP_SIGNALS, Processes
 from miles_core.server.service import SessionService
 from miles_core.server.settings import ServerSettings
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def serve(
@@ -35,7 +34,10 @@ def serve(
         _settle()
         try:
             announce(parts, settings.public_url or url_of(bound))
-            uvicorn_server(App(service, on_start=release)).run(sockets=[bound])
+            if settings.workers > 1:
+                Processes(service, bound, settings.workers, release).run()
+            else:
+                uvicorn_server(App(service, on_start=release)).run(sockets=[bound])
         finally:
             bound.close()
 

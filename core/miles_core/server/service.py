@@ -2,71 +2,57 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import orjson
 
-from miles_core.engine.client import EngineClient, EngineReply
-from miles_core.engine.route import Router
-from miles_core.errors import EngineUnreachable, Overloaded, RequestError
+from miles_core.engine.client import EngineReply
+from miles_core.engine.facts import WorkerBook
+from miles_core.engine.identify import CHECK
+from miles_core.errors import Overloaded, RequestError
+from miles_core.server.engines import Engines
 from miles_core.server.http import Headers
 from miles_core.server.matching import guarded_key, guarded_matcher
+from miles_core.server.metrics import Metrics, TurnCount, as_json, families, text
 from miles_core.server.offload import Offload
 from miles_core.server.parts import Parts, replay_of, sample_hook
+from miles_core.server.peers import Peers
 from miles_core.server.settings import ServerSettings
 from miles_core.session import wire
 from miles_core.session.assemble import assemble_path
 from miles_core.session.body import load_body, parse_body
+from miles_core.session.commit import commit_turn
 from miles_core.session.leaves import SampleHook, leaf_samples, tree_metadata
 from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.reply import Generation, read_reply
+from miles_core.session.request import load_request
 from miles_core.session.store import SelfCheck, SessionStore, records, session_metadata
 from miles_core.session.turn import (
     PreparedTurn,
     Session,
     TurnRules,
     build_turn,
-    commit_turn,
-    load_request,
     place_turn,
 )
-
-log = logging.getLogger("miles.server")
 
 T = TypeVar("T")
 
 PASSED_ON = frozenset({"v1/models", "tokenize", "detokenize", "health", "model_info", "get_model_info"})
 """Paths below a session that reach the engine."""
 
-NOT_FORWARDED = frozenset({
-    b"host", b"content-length", b"transfer-encoding", b"authorization", b"x-api-key", b"api-key", b"cookie",
-    b"proxy-authorization", b"connection", b"keep-alive", b"te", b"trailer", b"upgrade", b"expect", b"accept-encoding",
-    b"content-type", b"content-encoding", b"x-smg-routing-key",
-})  # fmt: skip
-
-
 LONG_BODY = 2**20
 """Bytes of a request that are read in a thread."""
 LONG_TEXT = 2**14
 """Bytes of new messages that are rendered and tokenized in a thread: a millisecond or two."""
 LONG_SESSION = 2**14
-"""Tokens of a session that is read in a thread."""
-
-
-@dataclass(frozen=True)
-class TurnOutcome:
-    """How a turn ended: the engine's own refusal, or a checked generation."""
-
-    turn: PreparedTurn
-    refusal: EngineReply | None = None
-    generation: Generation | None = None
+"""Tokens of a session's leaves, all together, that are read in a thread."""
+HUGE_SESSION = 2**20
+"""Tokens that are read by one request at a time."""
 
 
 class SessionService:
@@ -91,11 +77,21 @@ class SessionService:
             replay=replay_of(settings, parts.family.tokenizer.config),
             lora_path=settings.lora_path,
         )
-        self.router = Router(settings.engine_urls)
-        self.client: EngineClient | None = None
+        self.engines = Engines(
+            settings.engine_urls, api_key=settings.engine_api_key, health_seconds=settings.engine_health_seconds
+        )
+        self.book = WorkerBook(self._model_info)
+        tokenizer = parts.family.tokenizer
+        self.spell = lru_cache(maxsize=2**17)(lambda token: tokenizer.decode([token]))
+        """The text of one id."""
+        self.streams = not (settings.exact_weight_versions or settings.indexer_replay)
+        """Whether turns are streamed live where the engine can."""
+        self.metrics = Metrics()
         self.offload = Offload()
         self.closing = False
-        self.in_flight = 0
+        self.peers: Peers | None = None
+        """The other processes of this server, where there are some."""
+        self._in_flight = 0
         self._check = SelfCheck(parts.family)
         self._hooks: tuple[SampleHook, SampleHook] | None = None
         if parts.pick is not None and parts.postprocess is not None:
@@ -104,23 +100,36 @@ class SessionService:
                 sample_hook(parts.postprocess, "postprocess_samples"),
             )
 
-    async def start(self) -> None:
-        """Open the engine client; call inside the event loop that serves."""
-        self.client = EngineClient(api_key=self.settings.engine_api_key)
-
-    async def stop(self) -> None:
-        """Close the engine client."""
-        self.closing = True
-        self.offload.close()
-        if self.client is not None:
-            await self.client.close()
+    def join(self, peers: Peers) -> None:
+        """Be one process of several: ids of sessions say so, and limits count what the others have."""
+        self.peers = peers
+        self.store = SessionStore(
+            max_sessions=self.settings.max_sessions,
+            new_id=peers.new_id,
+            elsewhere=peers.other_sessions,
+            on_count=peers.tell_sessions,
+        )
 
     @property
-    def engine(self) -> EngineClient:
-        """The engine client of a started service."""
-        if self.client is None:
-            raise RuntimeError("the service was not started")
-        return self.client
+    def in_flight(self) -> int:
+        """How many turns this process waits for."""
+        return self._in_flight
+
+    @in_flight.setter
+    def in_flight(self, count: int) -> None:
+        self._in_flight = count
+        if self.peers is not None:
+            self.peers.tell_turns(count)
+
+    async def start(self) -> None:
+        """Start asking engines; call inside the event loop that serves."""
+        await self.engines.start()
+
+    async def stop(self) -> None:
+        """Stop asking engines."""
+        self.closing = True
+        self.offload.close()
+        await self.engines.stop()
 
     # -- sessions ----------------------------------------------------------------------------------------------
 
@@ -130,17 +139,17 @@ class SessionService:
         body = parse_body(raw) if raw.strip() else {}
         kwargs, metadata = _object(body, "chat_template_kwargs"), _object(body, "metadata")
         self.family.merge_kwargs(self.settings.chat_template_kwargs, kwargs)
-        return self.store.create(
+        session = self.store.create(
             chat_template_kwargs=kwargs, metadata=metadata, with_key=self.settings.api_key is not None
         )
+        self.metrics.created += 1
+        return session
 
     def delete(self, session_id: str) -> None:
         """Close a session; a turn under way is answered but not committed."""
         session = self.store.delete(session_id)
         self.rules.lines.forget(session.forest)
-        if session.worker is not None:
-            self.router.leave(session.worker)
-            session.worker = None
+        self.engines.leave(session)
 
     def metadata(self, session: Session) -> dict[str, Any]:
         """The session's metadata as `GET` shows it; ids are an array."""
@@ -179,10 +188,10 @@ class SessionService:
 
     def _to_read(self, session: Session) -> tuple[Session, Callable[[Callable[[], T]], Awaitable[T]]]:
         """The session and how to run what reads it: as it is and at once, or if it is long a copy, and in a thread."""
-        head = session.forest.last
-        if head is None or head.num_tokens < LONG_SESSION:
+        tokens = sum(leaf.num_tokens for leaf in session.forest.leaves())
+        if tokens < LONG_SESSION:
             return session, _at_once
-        return session.frozen(), self.offload.run
+        return session.frozen(), self.offload.run if tokens < HUGE_SESSION else self.offload.run_alone
 
     def _samples(self, session: Session, agent: Mapping[str, Any], limit: int | None) -> list[bytes | memoryview]:
         head = session.forest.last
@@ -204,100 +213,118 @@ class SessionService:
 
     async def prepare(self, session: Session, raw: bytes) -> PreparedTurn:
         """Check, place and render a chat request; nothing changes in the session."""
+        started = time.perf_counter()
+        with self.counted():
+            turn = await self._prepare(session, raw)
+        self.metrics.phase("prepare", time.perf_counter() - started)
+        return turn
+
+    async def _prepare(self, session: Session, raw: bytes) -> PreparedTurn:
         self._refuse_when_closing()
         self._refuse_when_full()
         long = len(raw) > LONG_BODY
         body = await self.offload.run(load_request, raw) if long else load_body(raw)
         placed = place_turn(session, body, self.rules, checked=long)
         rid = secrets.token_hex(16)
-        if len(raw) <= LONG_TEXT or not placed.is_long(LONG_TEXT):
+        if not long and (len(raw) <= LONG_TEXT or not placed.is_long(LONG_TEXT)):
             return build_turn(placed, self.rules, rid=rid)
         return await self.offload.run(partial(build_turn, placed.apart(), self.rules, rid=rid))
 
-    async def run_turn(self, session: Session, turn: PreparedTurn, headers: Headers) -> TurnOutcome:
-        """Ask the engine and commit its answer. Cancelling it aborts the engine's request, and commits nothing.
+    async def run_turn(self, session: Session, turn: PreparedTurn, headers: Headers) -> EngineReply | Generation:
+        """Ask the engine and commit its answer: the checked generation, or the engine's own refusal.
 
-        Raises EngineUnreachable or EngineReplyError (502), and Overloaded if others came first.
+        Cancelling it aborts the engine's request, and commits nothing. Raises EngineUnreachable or EngineReplyError
+        (502), and Overloaded if others came first.
         """
-        self._refuse_when_full()
         started = time.time()
-        self.in_flight += 1
+        with self.waiting() as count:
+            reply = await self.engines.ask(session, turn, headers)
+            return self.conclude(session, turn, reply, started, count)
+
+    @contextmanager
+    def waiting(self) -> Iterator[TurnCount]:
+        """A turn is in flight while the block runs, and counted as what it came to. Raises Overloaded."""
+        with self.counted() as count:
+            self._refuse_when_full()
+            self.in_flight += 1
+            try:
+                yield count
+            finally:
+                self.in_flight -= 1
+        count.ended("client_left")  # a stream that was closed before its end
+
+    @contextmanager
+    def counted(self) -> Iterator[TurnCount]:
+        """An error in the block is how a turn ends."""
+        count = TurnCount(self.metrics)
         try:
-            reply = await self._ask(session, turn, headers)
-        finally:
-            self.in_flight -= 1
+            yield count
+        except BaseException as error:
+            count.failed(error)
+            raise
+
+    def conclude(
+        self, session: Session, turn: PreparedTurn, reply: EngineReply, started: float, count: TurnCount
+    ) -> EngineReply | Generation:
+        """Check the engine's whole answer and commit it, unless it is a refusal. Raises EngineReplyError (502)."""
         if reply.status != 200:
-            return TurnOutcome(turn, refusal=reply)
+            count.ended("engine_refused")
+            return reply
+        ended = time.time()
         generation = read_reply(
             reply.body,
             vocab_size=self.family.tokenizer.vocab_size,
-            engine=session.worker or "",
+            engine=self.engines.name(session.worker),
             indexer=self.rules.replay.indexer,
         )
-        commit_turn(session, turn, generation, self.rules, started=started, ended=time.time())
-        return TurnOutcome(turn, generation=generation)
+        self.commit(session, turn, generation, count, started=started, ended=ended)
+        return generation
 
-    async def _ask(self, session: Session, turn: PreparedTurn, headers: Headers) -> EngineReply:
-        """One request to the session's worker, and one more, elsewhere if possible, when the connection breaks."""
-        worker = self._worker(session)
-        sent = forwarded_headers(headers, session.id)
-        try:
-            return await self._post(worker, turn, sent)
-        except EngineUnreachable as error:
-            log.warning("%s; trying once more", error.message)
-            self.router.failed(worker)
-            other = self._move(session, worker)
-            # the first request may still run: it is stopped, and an engine refuses a second one under the same id
-            self._abort_later(worker, turn.fields["rid"])
-            turn.fields["rid"] = secrets.token_hex(16)
-            try:
-                return await self._post(other, turn, sent)
-            except EngineUnreachable:
-                self.router.failed(other)
-                raise
+    def commit(
+        self, session: Session, turn: PreparedTurn, generation: Generation, count: TurnCount, *, started: float,
+        ended: float,
+    ) -> None:  # fmt: skip
+        """Put a checked answer into the history and count it; the engine was asked and was done at these times."""
+        done = commit_turn(session, turn, generation, self.rules, started=started, ended=ended)
+        self.metrics.phase("engine", ended - started)
+        self.metrics.phase("commit", time.time() - ended)
+        if done and session.forest.last is not None:
+            count.committed(session.forest.last.facts, len(generation.sampled))
+        else:
+            count.ended("aborted" if generation.aborted else "not_committed")
 
-    async def _post(self, worker: str, turn: PreparedTurn, headers: Mapping[str, str]) -> EngineReply:
-        body = turn.sent()
-        try:
-            reply = await self.engine.request("POST", f"{worker}/v1/chat/completions", body=body, headers=headers)
-        except asyncio.CancelledError:
-            self._abort_later(worker, turn.fields["rid"])
-            raise
-        self.router.recovered(worker)
-        return reply
+    # -- metrics -----------------------------------------------------------------------------------------------
 
-    def _abort_later(self, worker: str, rid: str) -> None:
-        """The engine may be sampling for nobody; the task outlives this one on purpose."""
-        task = asyncio.get_running_loop().create_task(self.engine.abort(worker, rid))
-        _background.add(task)
-        task.add_done_callback(_background.discard)
+    def own_measured(self) -> dict[str, Any]:
+        """The metrics of this process, and its number."""
+        workers = self.engines.router.workers
+        found = families(self.metrics, workers, sessions=len(self.store), in_flight=self.in_flight)
+        return {"process": self.peers.number if self.peers is not None else 0, "families": as_json(found)}
+
+    async def all_measured(self) -> bytes:
+        """The metrics of every process of this server, as Prometheus reads them."""
+        found = [self.own_measured()]
+        answers = await self.peers.broadcast("GET", "/metrics", b"", []) if self.peers is not None else []
+        found += [orjson.loads(body) for status, body in answers if status == 200]
+        return text({str(one["process"]): one["families"] for one in sorted(found, key=lambda one: one["process"])})
+
+    async def _model_info(self, worker: str) -> EngineReply:
+        return await self.engines.client.request("GET", f"{worker}/model_info", headers=CHECK)
 
     async def pass_on(
         self, session: Session, method: str, path: str, query: str, raw: bytes, headers: Headers
     ) -> EngineReply:
         """A request below a session that is not ours, to the engine; the caller has checked the allow-list."""
-        url = f"{self._worker(session)}/{path}" + (f"?{query}" if query else "")
-        sent = forwarded_headers(headers, session.id)
-        return await self.engine.request(method, url, body=raw or None, headers=sent)
-
-    def _worker(self, session: Session) -> str:
-        if session.worker is None:
-            session.worker = self.router.choose(session.id)
-            self.router.enter(session.worker)
-        return session.worker
-
-    def _move(self, session: Session, failed: str) -> str:
-        if session.worker == failed:
-            self.router.leave(failed)
-            session.worker = self.router.choose(session.id, but=failed)
-            self.router.enter(session.worker)
-        return session.worker or failed
+        return await self.engines.pass_on(session, method, path, query, raw, headers)
 
     def _refuse_when_full(self) -> None:
         limit = self.settings.max_concurrent
-        if limit and self.in_flight >= limit:
+        if not limit:
+            return
+        turns = self.in_flight + (self.peers.other_turns() if self.peers is not None else 0)
+        if turns >= limit:
             raise Overloaded(
-                f"{self.in_flight} turns are in flight, the limit is {limit} (--max-concurrent)",
+                f"{turns} turns are in flight, the limit is {limit} (--max-concurrent)",
                 retry_after=1,
             )
 
@@ -310,17 +337,8 @@ async def _at_once(work: Callable[[], T]) -> T:
     return work()
 
 
-_background: set[asyncio.Task[None]] = set()
-
-
 def _object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = body.get(name)
     if value is not None and not isinstance(value, dict):
         raise RequestError(f"{name} must be an object or null (found {value!r})")
     return value or {}
-
-
-def forwarded_headers(headers: Headers, session_id: str) -> dict[str, str]:
-    """The agent's headers that travel on, plus the routing key."""
-    sent = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers if name not in NOT_FORWARDED}
-    return {**sent, "Content-Type": "application/json", "X-SMG-Routing-Key": session_id}

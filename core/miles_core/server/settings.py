@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from miles_core.errors import ConfigError
+from miles_core.server.board import MOST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,9 @@ class ServerSettings:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     api_key: str | None = None
     engine_api_key: str | None = None
+    engine_health_seconds: float = 5.0
+    """Between two checks of an engine's health; 0 makes none."""
+    admin_api_key: str | None = None
     public_url: str | None = None
     max_body_mb: float = 64.0
     max_sessions: int = 0
@@ -40,6 +45,10 @@ class ServerSettings:
     on_tools_change: str = "keep"
     strict_template: bool = False
     keepalive_seconds: float = 15.0
+    exact_weight_versions: bool = False
+    """Whether every turn is to have the weight versions of its tokens, which only whole answers say."""
+    workers: int = 1
+    """Processes behind the port, for a server in the foreground; one in a thread is always one."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError naming the setting that is wrong."""
@@ -58,6 +67,19 @@ class ServerSettings:
                 raise ConfigError(f"{name} {value}: expected 0 (no limit) or more")
         if self.max_seq_len is not None and self.max_seq_len < 1:
             raise ConfigError(f"--max-seq-len {self.max_seq_len}: expected 1 or more")
+        if not 1 <= self.workers <= MOST:
+            raise ConfigError(f"--workers {self.workers}: expected a number of processes from 1 to {MOST}")
+        if self.workers > 1 and sys.platform != "linux":
+            raise ConfigError(
+                f"--workers {self.workers} needs Linux (this is {sys.platform}), whose processes can hand over "
+                "connections; run one process"
+            )
+        if not 0 <= self.engine_health_seconds < float("inf"):
+            raise ConfigError(f"--engine-health-seconds {self.engine_health_seconds}: expected 0 (none) or more")
+        if self.admin_api_key is not None and self.admin_api_key in (self.api_key, ""):
+            raise ConfigError(
+                "--admin-api-key must be a key of its own, since agents may hold --api-key; it is empty or the same"
+            )
         if self.max_body_mb <= 0:
             raise ConfigError(f"--max-body-mb {self.max_body_mb}: expected more than 0")
         for url in self.engine_urls:

@@ -22,10 +22,11 @@ def whole_answer(generation: Generation, *, include_usage: bool) -> Iterator[byt
     first: dict[str, Any] = {"index": 0, "delta": _delta(generation.message), "finish_reason": None}
     if choice.get("logprobs") is not None:
         first["logprobs"] = choice["logprobs"]
-    yield _event({**head, "choices": [first]})
-    yield _event({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice.get("finish_reason")}]})
+    yield event(orjson.dumps({**head, "choices": [first]}))
+    last = {"index": 0, "delta": {}, "finish_reason": choice.get("finish_reason")}
+    yield event(orjson.dumps({**head, "choices": [last]}))
     if include_usage:
-        yield _event({**head, "choices": [], "usage": reply.get("usage")})
+        yield event(orjson.dumps({**head, "choices": [], "usage": reply.get("usage")}))
     yield DONE
 
 
@@ -37,8 +38,9 @@ def _delta(message: dict[str, Any]) -> dict[str, Any]:
     return delta
 
 
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+def event(data: bytes) -> bytes:
+    """An event of one line of data."""
+    return b"data: " + data + b"\n\n"
 
 
 def error_event(body: dict[str, Any]) -> bytes:

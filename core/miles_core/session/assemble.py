@@ -13,6 +13,7 @@ from miles_core.errors import InvariantError
 from miles_core.session.routing import Replay, join_rows, usable_turns
 from miles_core.session.tree import Node
 from miles_core.session.turn import Session
+from miles_core.session.weights import weight_spans
 from miles_core.tito import BoundFamily
 from miles_core.types import SampleStatus
 
@@ -116,7 +117,7 @@ def assemble_path(
             "total_prompt_tokens": sum(n.facts.prompt_tokens for n in used),
         },
         spec_info=_spec_info(used),
-        metadata={"lifecycle": _lifecycle(used)},
+        metadata={"lifecycle": _lifecycle(used), "weight_spans": weight_spans(path, used, len(line.tokens))},
         rollout_routed_experts=experts,
         rollout_indexer_topk=indexer,
     )

@@ -76,7 +76,18 @@ def leaf_samples(
     finished = _call(postprocess, list(picked), session_metadata)
     if not isinstance(finished, list) or not all(isinstance(sample, Sample) for sample in finished):
         raise SampleError(f"{postprocess.name} returned {_described(finished)}, expected a list of Sample")
-    return [_checked(postprocess, sample, given) for sample in finished]
+    out = [_checked(postprocess, sample, given) for sample in finished]
+    _let_go(finished, picked)
+    while given:
+        given.popitem()
+    return out
+
+
+def _let_go(*lists: list[Sample]) -> None:
+    """Empty lists of samples one by one: what goes at once, millions of ids, stops every thread for as long."""
+    for samples in lists:
+        while samples:
+            samples.pop()
 
 
 def _described(value: Any) -> str:
@@ -141,7 +152,9 @@ def _pick(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) 
         raise SampleError(f"{hook.name} returned a sample twice; it may only choose")
     if not all(map(_same, shown, samples)):
         raise SampleError(f"{hook.name} changed a sample; it may only choose")
-    return [originals[id(sample)] for sample in picked]
+    chosen = [originals[id(sample)] for sample in picked]
+    _let_go(picked, shown)
+    return chosen
 
 
 def _copied(sample: Sample) -> Sample:

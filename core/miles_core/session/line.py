@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,19 @@ BUDGET = 128 * 2**20
 
 IDS_AT_ONCE = 2**16
 """Ids that are written in one go: a third of a millisecond, during which no other thread runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Messages and ids as the insides of JSON lists."""
+
+    messages: bytes
+    ids: bytes
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], ids: array[int]) -> Written:
+        """Write them."""
+        return cls(written_messages(messages), written_ids(ids))
 
 
 class Line:
@@ -49,29 +63,29 @@ class Line:
         """Bytes."""
         return 4 * len(self.tokens) + len(self.ids) + len(self.messages)
 
-    def grow(self, node: Node) -> None:
-        """A generation that extends the path."""
-        self.ask(node)
+    def grow(self, node: Node, prompt: Written | None = None) -> None:
+        """A generation that extends the path; what its prompt adds may be written already."""
+        self.ask(node, prompt)
         self.answer(node)
 
-    def ask(self, node: Node) -> None:
+    def ask(self, node: Node, prompt: Written | None = None) -> None:
         """Its prompt alone, as its record shows it; `answer` must follow."""
         self._keep(node.kept)
-        self._add(node.messages[:-1], node.added)
+        self._add(node.added, prompt or Written.of(node.messages[:-1], node.added))
 
     def answer(self, node: Node) -> None:
         """What was sampled behind the prompt."""
-        self._add(node.messages[-1:], node.sampled)
+        self._add(node.sampled, Written.of(node.messages[-1:], node.sampled))
         self.node = node
 
-    def _add(self, messages: Sequence[Message], ids: array[int]) -> None:
-        if messages:
+    def _add(self, tokens: array[int], written: Written) -> None:
+        if written.messages:
             self.messages += b"," if self.messages else b""
-            self.messages += written_messages(messages)
-        if ids:
+            self.messages += written.messages
+        if written.ids:
             self.ids += b"," if self.ids else b""
-            self.ids += written_ids(ids)
-            self.tokens += ids
+            self.ids += written.ids
+            self.tokens += tokens
 
     def _keep(self, count: int) -> None:
         """Leave out all but the first ids."""

@@ -47,6 +47,11 @@ def read_reply(raw: bytes, *, vocab_size: int, engine: str, indexer: bool = Fals
         reply = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise EngineReplyError(f"the engine at {engine} answered 200 with invalid JSON: {error}") from error
+    return check_reply(reply, raw, vocab_size=vocab_size, engine=engine, indexer=indexer)
+
+
+def check_reply(reply: Any, raw: bytes, *, vocab_size: int, engine: str, indexer: bool = False) -> Generation:
+    """The same for an answer that was read already; `raw` is how it is kept."""
     choices = reply.get("choices") if isinstance(reply, dict) else None
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         raise _lacks(engine, "choices[0]")

@@ -48,4 +48,4 @@ def shared_ids(ids: array[int], near: Sequence[Node]) -> array[int]:
 
 def spelled_alike(left: Any, right: Any) -> bool:
     """Whether two JSON values are written alike, the order of keys included; `==` alone would take true for 1."""
-    return left == right and orjson.dumps(left) == orjson.dumps(right)
+    return left is right or (left == right and orjson.dumps(left) == orjson.dumps(right))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,12 +27,30 @@ SERVERS_KEYS = frozenset(
 """Metadata that is there where it applies: a creator's own value under such a name would say what is not so."""
 
 
-class SessionStore:
-    """Sessions by id; ids are 32 hex digits that cannot be guessed."""
+def random_id() -> str:
+    """An id that cannot be guessed: 32 hex digits."""
+    return secrets.token_hex(16)
 
-    def __init__(self, *, max_sessions: int = 0) -> None:
+
+class SessionStore:
+    """Sessions by id; ids are 32 hex digits that cannot be guessed.
+
+    Of several stores that share a limit, each is told how many sessions are open `elsewhere`, and says how many it has.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_sessions: int = 0,
+        new_id: Callable[[], str] = random_id,
+        elsewhere: Callable[[], int] = lambda: 0,
+        on_count: Callable[[int], object] = lambda count: None,
+    ) -> None:
         self._sessions: dict[str, Session] = {}
         self._max_sessions = max_sessions
+        self._new_id = new_id
+        self._elsewhere = elsewhere
+        self._on_count = on_count
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -41,16 +59,15 @@ class SessionStore:
         self, *, chat_template_kwargs: Mapping[str, Any], metadata: Mapping[str, Any], with_key: bool = False
     ) -> Session:
         """A new session. Raises Overloaded (429) at the limit."""
-        if self._max_sessions and len(self._sessions) >= self._max_sessions:
+        if self._max_sessions and (count := len(self._sessions) + self._elsewhere()) >= self._max_sessions:
             raise Overloaded(
-                f"{len(self._sessions)} sessions are open, the limit is {self._max_sessions} (--max-sessions)",
+                f"{count} sessions are open, the limit is {self._max_sessions} (--max-sessions)",
                 retry_after=5,
             )
         key = secrets.token_urlsafe(24) if with_key else None
-        session = Session(
-            secrets.token_hex(16), chat_template_kwargs=chat_template_kwargs, metadata=metadata, api_key=key
-        )
+        session = Session(self._new_id(), chat_template_kwargs=chat_template_kwargs, metadata=metadata, api_key=key)
         self._sessions[session.id] = session
+        self._on_count(len(self._sessions))
         return session
 
     def get(self, session_id: str) -> Session:
@@ -65,6 +82,7 @@ class SessionStore:
         session = self.get(session_id)
         session.closed = True
         del self._sessions[session_id]
+        self._on_count(len(self._sessions))
         return session
 
 

@@ -33,6 +33,8 @@ class TurnFacts:
     prompt_tokens: int
     cached_tokens: int
     weight_versions: tuple[str, ...]
+    version_ends: tuple[int, ...]
+    """Where the sampled tokens of each of `weight_versions` end; empty where that is not known."""
     spec: dict[str, int]
     request_timestamp: float
     timestamp: float

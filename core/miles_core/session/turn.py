@@ -1,4 +1,4 @@
-"""One turn: check the request, place it, build the prompt, and commit what the engine answered."""
+"""One turn on its way to the engine: the request is placed in the history, and its prompt built."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from array import array
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import orjson
 
 from miles_core.errors import InvariantError, RequestError
-from miles_core.session.answer import kept_answer
-from miles_core.session.body import check_depth, load_body, short
-from miles_core.session.line import Line, LineCache, written_ids, written_messages
+from miles_core.session.line import Line, LineCache, Written
 from miles_core.session.policy import HistoryPolicy, Matcher, Position
-from miles_core.session.reply import Generation
+from miles_core.session.request import (
+    WHOLE_ONLY,
+    check_fields,
+    check_messages,
+    engine_fields,
+    live_fields,
+    request_messages,
+)
 from miles_core.session.routing import Replay, request_fields
-from miles_core.session.sharing import beside, shared_fields, shared_ids, shared_messages
-from miles_core.session.tree import Forest, Node, TurnFacts, path_messages
+from miles_core.session.sharing import shared_fields
+from miles_core.session.tree import Forest
 from miles_core.tito import BoundFamily, normalise_messages, normalise_tools
 from miles_core.types import Message, Tool
 
@@ -131,18 +135,35 @@ class PreparedTurn:
     tools_changed: bool
     control_tokens: int
     stream: bool
-    include_usage: bool
+    stream_options: Mapping[str, Any]
+    """Those of the agent."""
+    new: Written
+    """What it adds to that path."""
     content: bytes
-    """Messages and ids as they are sent: the end of a JSON object."""
+    """Tools, messages and ids as they are sent: the end of a JSON object."""
 
     @property
     def prompt(self) -> array[int]:
         """All ids, as long as the turn is not committed."""
         return self.line.tokens[: self.kept] + self.added
 
+    @property
+    def include_usage(self) -> bool:
+        """Whether the agent wants token counts at the end of its stream."""
+        return bool(self.stream_options.get("include_usage"))
+
+    @property
+    def streamable(self) -> bool:
+        """Whether an engine can answer it live: it wants nothing that streams do not carry."""
+        return self.stream and not any(self.fields.get(key) for key in WHOLE_ONLY)
+
+    def live(self) -> PreparedTurn:
+        """The same, which asks the engine for a stream."""
+        return replace(self, fields=live_fields(self.fields, self.stream_options))
+
     def sent(self) -> bytes:
         """The engine's request."""
-        return orjson.dumps(self.fields)[:-1] + self.content
+        return orjson.dumps({key: value for key, value in self.fields.items() if key != "tools"})[:-1] + self.content
 
 
 def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, rid: str) -> PreparedTurn:
@@ -158,13 +179,13 @@ def place_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, chec
     """Check the request and find its place: all of a turn's preparation that looks at the session.
 
     It takes time for what is new in the request, and hardly any for what it repeats of the session's last generation;
-    `checked` says that its messages went through `check_messages` before.
+    `checked` says that the body comes from `load_request`.
     """
-    messages = _messages(body)
+    messages = request_messages(body)
     repeated = session.forest.tip.repeated(messages)
     if not checked:
         check_messages(messages, repeated)
-    _check_fields(body)
+        check_fields(body)
     kwargs = _template_kwargs(session, body, rules)
     normalise_tools(body.get("tools"))
     tools = session.forest.known_tools(body.get("tools") or None)
@@ -188,13 +209,6 @@ def place_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, chec
     )
 
 
-def load_request(raw: bytes) -> dict[str, Any]:
-    """The body of a long request, its messages checked. Looks at no session: any thread may do it."""
-    body = load_body(raw)
-    check_messages(_messages(body))
-    return body
-
-
 def build_turn(placed: PlacedTurn, rules: TurnRules, *, rid: str) -> PreparedTurn:
     """Render and tokenize what is new, and write the engine's request. Looks at no session: any thread may do it."""
     body, position, family = placed.body, placed.position, rules.family
@@ -209,11 +223,13 @@ def build_turn(placed: PlacedTurn, rules: TurnRules, *, rid: str) -> PreparedTur
     line = placed.line or Line(base.path() if base else ())
     kept, added, encoded = _build_prompt(family, position, line.tokens, placed.tools, placed.kwargs)
     _check_ids(family, added)
-    fields = {**_engine_fields(body, rid), **request_fields(rules.replay, base, kept)}
+    fields = {**engine_fields(body, rid), **request_fields(rules.replay, base, kept)}
     if rules.lora_path is not None:
         fields["lora_path"] = rules.lora_path
     if placed.asked:
         fields["chat_template_kwargs"] = placed.asked
+    fields = shared_fields(fields, [base] if base is not None else [])
+    new = Written.of(position.appended, added)
     return PreparedTurn(
         position=position,
         fields=fields,
@@ -225,58 +241,20 @@ def build_turn(placed: PlacedTurn, rules: TurnRules, *, rid: str) -> PreparedTur
         tools_changed=placed.tools_changed,
         control_tokens=control,
         stream=bool(body.get("stream")),
-        include_usage=_wants_usage(body),
-        content=_content(line, position.appended, kept, added),
+        stream_options=body.get("stream_options") or {},
+        new=new,
+        content=_content(line, kept, new, fields),
     )
 
 
-def _content(line: Line, appended: Sequence[Message], kept: int, added: array[int]) -> bytes:
-    """The end of the engine's request."""
+def _content(line: Line, kept: int, new: Written, fields: Mapping[str, Any]) -> bytes:
+    """The end of the engine's request: all in it that may be long."""
     known = line.ids if kept == len(line.tokens) else line.ids_before(kept)
     return b"".join((
-        b',"messages":[', line.messages, b"," if line.messages and appended else b"", written_messages(appended),
-        b'],"input_ids":[', known, b"," if known and added else b"", written_ids(added), b"]}",
+        b',"tools":' + orjson.dumps(fields["tools"]) if "tools" in fields else b"",
+        b',"messages":[', line.messages, b"," if line.messages and new.messages else b"", new.messages,
+        b'],"input_ids":[', known, b"," if known and new.ids else b"", new.ids, b"]}",
     ))  # fmt: skip
-
-
-def _messages(body: dict[str, Any]) -> list[Message]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise RequestError(f"messages must be a non-empty list of chat messages (found {short(messages)})")
-    return messages
-
-
-def check_messages(messages: Sequence[Any], repeated: int = 0) -> None:
-    """Raise RequestError for messages that are none, but for the first ones, which repeat others that were checked."""
-    for index in range(repeated, len(messages)):
-        message = messages[index]
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message["role"]:
-            raise RequestError(f"messages[{index}] must be an object with a role (found {short(message)})")
-    check_depth(messages[repeated:], within=1)
-
-
-def _check_fields(body: dict[str, Any]) -> None:
-    check_depth({key: value for key, value in body.items() if key != "messages"})
-    n = body.get("n")
-    if n is not None and (n != 1 or isinstance(n, bool)):
-        raise RequestError(f"n={short(n)}: a session's turn is one generation; n must be 1")
-    if body.get("continue_final_message"):
-        raise RequestError(
-            "continue_final_message is not possible in a session: the server owns the tokens of every turn"
-        )
-    stream = body.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise RequestError(f"stream must be true or false (found {short(stream)})")
-    kwargs = body.get("chat_template_kwargs")
-    if kwargs is not None and not isinstance(kwargs, dict):
-        raise RequestError(f"chat_template_kwargs must be an object (found {short(kwargs)})")
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise RequestError(f"stream_options must be an object (found {short(options)})")
-
-
-def _wants_usage(body: dict[str, Any]) -> bool:
-    return bool((body.get("stream_options") or {}).get("include_usage"))
 
 
 def _template_kwargs(session: Session, body: dict[str, Any], rules: TurnRules) -> dict[str, Any]:
@@ -360,134 +338,3 @@ def _count_control_tokens(family: BoundFamily, appended: Sequence[Message]) -> i
     if count:
         log.warning("%d control tokens are spelled out in user or tool content", count)
     return count
-
-
-def _engine_fields(body: dict[str, Any], rid: str) -> dict[str, Any]:
-    """Every field of the engine's request apart from messages and ids."""
-    dropped = {
-        "messages",
-        "input_ids",
-        "stream",
-        "stream_options",
-        "rid",
-        "logprob_start_len",
-        "chat_template_kwargs",
-    }
-    if body.get("logprob_start_len") is not None:
-        log.warning(
-            "logprob_start_len=%r dropped: scoring the prompt defeats the prefix cache",
-            body["logprob_start_len"],
-        )
-    fields = {key: value for key, value in body.items() if key not in dropped}
-    fields.update(logprobs=True, return_meta_info=True, no_stop_trim=False, rid=rid)
-    return fields
-
-
-def commit_turn(
-    session: Session,
-    turn: PreparedTurn,
-    generation: Generation,
-    rules: TurnRules,
-    *,
-    started: float,
-    ended: float,
-) -> bool:
-    """Put a finished turn into the history; False if the session was closed or has moved on meanwhile.
-
-    An aborted generation is not committed; it marks the place it started from. Times are epoch seconds.
-    """
-    if session.closed or not rules.policy.accepts(session.forest, turn.position):
-        return False
-    base = turn.position.base
-    place = base.id if base else None
-    if generation.aborted:
-        session.abort_marks.add(place)
-        return False
-    near = beside(session.forest, base)
-    node = Node(
-        id=session.forest.committed,
-        seq=session.forest.committed,
-        parent=base,
-        messages=shared_messages((*turn.position.appended, generation.message), near),
-        kept=turn.kept,
-        added=shared_ids(turn.added, near),
-        sampled=generation.sampled,
-        log_probs=generation.log_probs,
-        tools=base.tools if base else session.forest.known_tools(turn.tools),
-        request=shared_fields(turn.fields, near),
-        answer=kept_answer(generation.raw, generation.meta, [node.answer for node in near]),
-        facts=_facts(generation, turn.kept + len(turn.added), started, ended),
-        encoded=turn.encoded,
-    )
-    if turn.position.discarded:
-        _note_rollback(session, turn)
-    rules.policy.commit(session.forest, node)
-    if turn.line.node is base:
-        turn.line.grow(node)
-        session.forest.line = turn.line
-    rules.lines.used(session.forest)
-    session.abort_marks.discard(place)
-    session.tools_changed = session.tools_changed or turn.tools_changed
-    session.control_tokens += turn.control_tokens
-    return True
-
-
-def _note_rollback(session: Session, turn: PreparedTurn) -> None:
-    """Say that generations were replaced: an agent that changes what it replays loses turns of its sample."""
-    position = turn.position
-    session.rolled_back += position.discarded
-    if position.diverged is None or position.head is None:
-        return
-    stored = next(islice(path_messages(position.head), position.diverged, None))
-    replayed = position.appended[position.diverged - (position.base.num_messages if position.base else 0)]
-    keys = sorted(k for k in stored.keys() | replayed.keys() if (stored.get(k) or None) != (replayed.get(k) or None))
-    session.diverged = {"message": position.diverged, "role": stored.get("role"), "keys": keys}
-    log.warning(
-        "session %s: message %d was not replayed as stored (it differs in %s): %d generation(s) replaced",
-        session.id,
-        position.diverged,
-        ", ".join(keys),
-        position.discarded,
-    )
-
-
-def _facts(generation: Generation, prompt_tokens: int, started: float, ended: float) -> TurnFacts:
-    meta = generation.meta
-    names = {
-        "spec_accept_token_num": ("spec_accept_token_num", "spec_num_correct_drafts"),
-        "spec_draft_token_num": ("spec_draft_token_num", "spec_num_proposed_drafts"),
-        "spec_verify_ct": ("spec_verify_ct",),
-    }
-    spec = {key: next(filter(None, (_count(meta.get(name)) for name in found)), 0) for key, found in names.items()}
-    response_id = generation.reply.get("id")
-    return TurnFacts(
-        finish_reason=generation.finish_reason,
-        response_id=response_id if isinstance(response_id, str) else None,
-        prompt_tokens=_count(meta.get("prompt_tokens")) or prompt_tokens,
-        cached_tokens=_count(meta.get("cached_tokens")),
-        weight_versions=_weight_versions(meta),
-        spec=spec,
-        request_timestamp=started,
-        timestamp=ended,
-    )
-
-
-def _weight_versions(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """The version of the weights that sampled, or each in order where an update fell inside the generation."""
-    spans = meta.get("weight_versions")
-    versions = [
-        str(span["version"])
-        for span in (spans if isinstance(spans, list) else ())
-        if isinstance(span, dict) and span.get("version") is not None and span.get("start") != span.get("end")
-    ]
-    if versions:
-        return tuple(version for at, version in enumerate(versions) if at == 0 or version != versions[at - 1])
-    version = meta.get("weight_version")
-    return ("" if version is None else str(version),)
-
-
-def _count(value: Any) -> int:
-    """A counter of the engine's; 0 if it is none, or none that could be true."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**53:
-        return 0
-    return int(value)

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiohttp import web
 
+from miles_core.testing.fake_stream import chat_events
 from miles_core.types import Json, Message
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 Answer: TypeAlias = "Reply | Callable[[Json], Reply]"
 """An entry of the script: a reply, or what makes one from the request's body."""
+
+SETTLING = 5
+"""Turns of the event loop after which a connection that was just accepted is one that is closed with the others."""
 
 CHAT, GENERATE = "/v1/chat/completions", "/generate"
 
@@ -56,13 +61,18 @@ class Gate:
 
 @dataclass(kw_only=True)
 class Reply:
-    """What the engine answers to one request. `cut` sends that many bytes of the body, then breaks the connection."""
+    """What the engine answers to one request. `cut` sends that many bytes of the body, then breaks the connection.
+
+    A good answer to a request with `stream=true` is sent as events. `edit` changes the list of them, and may put gates
+    in between; of a stream `cut` is a number of events.
+    """
 
     body: bytes
     status: int = 200
     headers: Sequence[tuple[str, str]] = (("Content-Type", "application/json"),)
     gate: Gate | None = None
     cut: int | None = None
+    edit: Callable[[list[bytes]], Sequence[bytes | Gate]] = list
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
 
@@ -175,15 +185,21 @@ class FakeEngine:
 
     `family` says which ids a message is sampled as; without one it is plain ChatML with a token per byte. Turns are
     requests to `/v1/chat/completions`, and to `/generate`, which gets the same reply in its own form. Any other path is
-    answered with what was asked.
+    answered with what was asked. What a session server asks to see how its engine is, is not recorded.
     """
 
     def __init__(
         self, family: BoundFamily | None = None, *, always: Callable[[Json], Reply] | None = None, port: int = 0
     ) -> None:
         self.script: deque[Answer] = deque()
+        self.answers: dict[str, Callable[[Json], Reply]] = {}
+        """Other paths, such as `/update_weights_from_disk`, and what makes their answer from the body."""
         self.requests: list[Recorded] = []
         self.port = port
+        self.streams = False
+        self.weight_version = "w1"
+        self.written: list[float] = []
+        """When the events of streams were sent, by `time.perf_counter`."""
         self._family = family
         self._first = self.always = always or (lambda body: self.says("Fine."))
         self._changed = threading.Condition()
@@ -231,6 +247,9 @@ class FakeEngine:
         """Forget the script and what was recorded."""
         self.script.clear()
         self.requests.clear()
+        self.answers.clear()
+        self.written.clear()
+        self.streams, self.weight_version = False, "w1"
         self.always = self._first
 
     def plays(self, *replies: Answer) -> None:
@@ -250,13 +269,21 @@ class FakeEngine:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         recorded = Recorded(request.method, request.path, list(request.headers.items()), await request.read())
-        self._record(recorded)
+        if "X-Miles-Check" not in request.headers:  # the session server asks how the engine is
+            self._record(recorded)
         if request.path == "/abort_request":
             return web.Response()
         if request.path in (CHAT, GENERATE):
             given = self.script.popleft() if self.script else self.always
             reply = given(recorded.body) if callable(given) else given
-            reply = self._as_generate(reply) if request.path == GENERATE else reply
+            if request.path == GENERATE:
+                reply = self._as_generate(reply)
+            elif recorded.body.get("stream") and reply.status == 200 and reply.log_probs:
+                return await self._send_events(request, reply, recorded.body)
+        elif request.path == "/model_info" and self.streams:
+            reply = Reply(body=json.dumps(self.model_info()).encode())
+        elif request.path in self.answers:
+            reply = self.answers[request.path](recorded.body)
         else:
             reply = Reply(body=json.dumps({"path": request.path, "query": request.rel_url.raw_query_string}).encode())
         if reply.gate is not None:
@@ -276,6 +303,31 @@ class FakeEngine:
             return response
         if request.method != "HEAD":
             await response.write(reply.body)
+        return response
+
+    def model_info(self) -> Json:
+        """What it says of itself."""
+        parsers = {"reasoning_parser": "qwen3", "tool_call_parser": "qwen"}
+        return {"weight_version": self.weight_version, **parsers}
+
+    async def _send_events(self, request: web.Request, reply: Reply, body: Json) -> web.StreamResponse:
+        if body.get("return_meta_info"):
+            refusal = {"object": "error", "message": "return_meta_info is not supported with streaming.", "code": 400}
+            return await self._send(request, Reply(body=json.dumps(refusal).encode(), status=400))
+        if reply.gate is not None:
+            await reply.gate.pass_through()
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        events = reply.edit(chat_events(reply.json, body, lambda token: self.family.tokenizer.decode([token])))
+        for event in events[: reply.cut]:
+            if isinstance(event, Gate):
+                await event.pass_through()
+                continue
+            self.written.append(time.perf_counter())
+            await response.write(event)
+        if reply.cut is not None:
+            assert request.transport is not None
+            request.transport.abort()
         return response
 
     def _as_generate(self, reply: Reply) -> Reply:
@@ -298,6 +350,9 @@ class FakeEngine:
         self.port = runner.addresses[0][1]
         ready.set()
         await self._stop.wait()
+        await site.stop()
+        for _ in range(SETTLING):
+            await asyncio.sleep(0)
         await runner.cleanup()
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What an engine answers beside generating: health, facts, tokenizing, aborting, the cache, the version."""
+"""What an engine answers beside generating: health, facts, tokenizing, aborting, the cache, pauses, new weights."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from miles_engines.local_server.model import read_weights
 from miles_engines.local_server.protocol import (
     AbortBody,
     ApiError,
     DetokenizeBody,
+    PauseBody,
     TokenizeBody,
+    UpdateBody,
+    UpdateFailed,
     VersionBody,
     read,
 )
 from miles_engines.local_server.sampling import SamplingParams
 from miles_engines.local_server.service import Service
+from miles_engines.local_server.settings import ServingError
 
 Action = Callable[[Service, bytes], Awaitable[Any]]
 """Takes the raw body; a string is answered as text, anything else as JSON."""
@@ -48,7 +54,7 @@ async def health_generate(service: Service, raw: bytes) -> str:
 async def model_info(service: Service, raw: bytes) -> dict[str, Any]:
     """What is served, under SGLang's keys."""
     return {
-        "model_path": str(service.settings.model),
+        "model_path": str(service.model.path),
         "served_model_name": service.model_name,
         "tokenizer_path": str(service.settings.checkpoint),
         "is_generation": True,
@@ -68,7 +74,7 @@ async def model_info(service: Service, raw: bytes) -> dict[str, Any]:
 async def server_info(service: Service, raw: bytes) -> dict[str, Any]:
     """The settings, and how busy the server is."""
     settings = {key: value for key, value in asdict(service.settings).items() if key != "status_fd"}
-    paths = {"model_path": str(service.settings.model), "tokenizer_path": str(service.settings.checkpoint)}
+    paths = {"model_path": str(service.model.path), "tokenizer_path": str(service.settings.checkpoint)}
     settings |= {"model": paths["model_path"], "checkpoint": paths["tokenizer_path"]}
     context = {"context_length": service.model.context_length, "device": str(service.model.device)}
     return {**settings, **paths, **context, **asdict(service.scheduler.load()), "engine": "local"}
@@ -140,6 +146,34 @@ async def update_weight_version(service: Service, raw: bytes) -> dict[str, Any]:
     return {"success": True, "message": text, "new_version": body.new_version}
 
 
+async def pause_generation(service: Service, raw: bytes) -> dict[str, Any]:
+    """Take no more steps, until `/continue_generation`; requests are still taken."""
+    await asyncio.wrap_future(service.scheduler.pause(read(PauseBody, raw).mode))
+    return {"message": "Generation paused successfully.", "status": "ok"}
+
+
+async def continue_generation(service: Service, raw: bytes) -> dict[str, Any]:
+    """Go on after `/pause_generation`."""
+    await asyncio.wrap_future(service.scheduler.resume())
+    return {"message": "Generation continued successfully.", "status": "ok"}
+
+
+async def update_weights_from_disk(service: Service, raw: bytes) -> dict[str, Any]:
+    """Other weights of the same architecture, from a directory; tokens sampled from now on are theirs."""
+    body = read(UpdateBody, raw)
+    flush = body.flush_cache is not False
+    try:
+        weights = await asyncio.to_thread(read_weights, service.settings, Path(body.model_path))
+        if body.abort_all_requests:
+            service.abort(None, True)
+        updated = service.scheduler.update(weights, version=body.weight_version, flush=flush)
+        await asyncio.wrap_future(updated)
+    except (ServingError, RuntimeError) as error:
+        raise UpdateFailed(f"Failed to update weights: {error}.") from error
+    renamed = f" Weight version updated to {body.weight_version}." if body.weight_version is not None else ""
+    return {"success": True, "message": f"Succeeded to update model weights.{renamed}", "num_paused_requests": 0}
+
+
 ROUTES: tuple[tuple[str, str, Action], ...] = (
     ("GET", "/health", health),
     ("GET", "/health_generate", health_generate),
@@ -156,4 +190,7 @@ ROUTES: tuple[tuple[str, str, Action], ...] = (
     ("GET", "/flush_cache", flush_cache),
     ("POST", "/flush_cache", flush_cache),
     ("POST", "/update_weight_version", update_weight_version),
+    ("POST", "/update_weights_from_disk", update_weights_from_disk),
+    ("POST", "/pause_generation", pause_generation),
+    ("POST", "/continue_generation", continue_generation),
 )

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from miles_engines.local_server.job import Job
 from miles_engines.local_server.kv import KVRows, Segment
 from miles_engines.local_server.model import Work
@@ -16,12 +14,12 @@ from miles_engines.local_server.sampling import Row
 class Running:
     """A job that has a row: its tokens so far, and how many of them have keys and values."""
 
-    def __init__(self, job: Job, stop_ids: frozenset[int], generator: torch.Generator | None) -> None:
+    def __init__(self, job: Job, stop_ids: frozenset[int]) -> None:
         self.job = job
         self.tokens = list(job.prompt)
         self.computed = 0
         self.stop_ids = stop_ids
-        self._free = Row(job.params, generator, (), self.tokens, job.output_ids)
+        self._free = Row(job.params, (), self.tokens, job.output_ids)
         self._held = replace(self._free, banned=tuple(stop_ids))  # before `min_new_tokens`
 
     @property

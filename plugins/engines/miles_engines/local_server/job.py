@@ -39,6 +39,8 @@ class Job:
     finish: Finish | None = None
     started: bool = False
     cached_tokens: int = 0
+    retractions: int = 0
+    """How often it gave up its row and began again from its tokens."""
     versions: list[tuple[str, int]] = field(default_factory=list)
     """Weight versions, each with the index of the first token it sampled."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,9 +84,13 @@ class Job:
             if finish is not None:
                 return finish
 
-    @cached_property
+    @property
     def tokens(self) -> npt.NDArray[np.int64]:
-        """The prompt as an array."""
+        """The prompt, and what has been sampled after it, as an array."""
+        return np.concatenate((self._prompt, self.output_ids)) if self.output_ids else self._prompt
+
+    @cached_property
+    def _prompt(self) -> npt.NDArray[np.int64]:
         return np.asarray(self.prompt, np.int64)
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,22 @@ class Work:
     tokens: Sequence[int]
 
 
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a checkpoint, on the CPU."""
+
+    path: Path
+    tensors: Mapping[str, torch.Tensor]
+
+
 class Model:
     """A causal language model, and the facts about it that requests are checked against."""
 
     def __init__(self, network: Any, device: torch.device, settings: Settings) -> None:
         self._network = network
         self.device = device
+        self.path = settings.model
+        """Where the weights came from."""
         config = network.config.get_text_config()
         self.architectures = list(network.config.architectures or [type(network).__name__])
         self.model_type = str(network.config.model_type)
@@ -56,6 +66,24 @@ class Model:
         self._additive = network.config._attn_implementation == "eager"
         self._layer_types = tuple(getattr(config, "layer_types", None) or ())
         self.generation_defaults, self.eos_ids = _generation_config(settings.model, config)
+
+    def use(self, weights: Weights) -> None:
+        """Take over weights that fit; called between two steps."""
+        with torch.inference_mode():
+            for name, tensor in self._network.state_dict().items():
+                tensor.copy_(weights.tensors[name])
+        self.path = weights.path
+
+    def fits(self, weights: Weights) -> None:
+        """Raise ModelError, naming a tensor, if the weights are those of another architecture."""
+        own = {name: tuple(tensor.shape) for name, tensor in self._network.state_dict().items()}
+        given = {name: tuple(tensor.shape) for name, tensor in weights.tensors.items()}
+        for name in sorted(own.keys() | given.keys()):
+            if own.get(name) != given.get(name):
+                raise ModelError(
+                    f"{name} has shape {given.get(name, 'none')} in {weights.path} and {own.get(name, 'none')} in the "
+                    "model that is served: a weight update takes a checkpoint of the same architecture"
+                )
 
     def step(self, kv: KVRows, work: Sequence[Work]) -> torch.Tensor:
         """Run new tokens through the model, item `i` in row `i`; float32 logits after each row's last one.
@@ -127,11 +155,24 @@ def load(settings: Settings, progress: Callable[[str], None]) -> Model:
     return Model(network, device, settings)
 
 
+def read_weights(settings: Settings, path: Path) -> Weights:
+    """The weights of another checkpoint of the model. Raises ModelError."""
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} is no directory with a config.json and weights")
+    try:
+        network = _network(replace(settings, model=path), torch.device("cpu"))
+    except ModelError:
+        raise
+    except Exception as error:  # whatever transformers and safetensors make of damaged files
+        raise ModelError(f"{path} could not be read: {type(error).__name__}: {error}") from error
+    return Weights(path, network.state_dict())
+
+
 def _network(settings: Settings, device: torch.device) -> Any:
     config = transformers.AutoConfig.from_pretrained(settings.model)
     _check_layers(config)
     dtype = {DTYPE_ARGUMENT: _dtype(settings.dtype, device, config)}
-    read = transformers.AutoModelForCausalLM.from_pretrained
+    read = _read_whole
     # transformers' sdpa leaves soft-capped scores uncapped
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
         return read(settings.model, config=config, attn_implementation="eager", **dtype)
@@ -142,6 +183,15 @@ def _network(settings: Settings, device: torch.device) -> Any:
             raise
         return read(settings.model, config=config, attn_implementation="eager", **dtype)
     attention.install(network)
+    return network
+
+
+def _read_whole(path: Path, **options: Any) -> Any:
+    """`from_pretrained` that fails where it would make weights up."""
+    network, found = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **options)
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ModelError(f"{path} lacks {len(missing)} of the model's weights, {missing[0]} among them")
     return network
 
 

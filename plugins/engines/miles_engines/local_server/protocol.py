@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -30,6 +30,14 @@ class ApiError(Exception):
     def plain_body(self) -> dict[str, Any]:
         """The body that `/generate` and the administration get."""
         return {"error": {"message": self.message}}
+
+
+class UpdateFailed(ApiError):
+    """New weights that are not used; the old ones stay."""
+
+    def plain_body(self) -> dict[str, Any]:
+        """The body that SGLang answers a failed update with."""
+        return {"success": False, "message": self.message, "num_paused_requests": 0}
 
 
 class Fields(BaseModel):
@@ -142,6 +150,21 @@ class VersionBody(Fields):
 
     new_version: str
     abort_all_requests: bool | None = False
+
+
+class PauseBody(Fields):
+    """How to pause: `abort` ends what runs, `retract` puts it back into the queue, `in_place` holds it as it is."""
+
+    mode: Literal["abort", "retract", "in_place"] = "abort"
+
+
+class UpdateBody(Fields):
+    """The directory that has the new weights, and what to call them."""
+
+    model_path: str
+    weight_version: str | None = None
+    abort_all_requests: bool | None = False
+    flush_cache: bool | None = True
 
 
 class TokenizeBody(Fields):

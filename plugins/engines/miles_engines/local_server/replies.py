@@ -46,7 +46,7 @@ def meta_info(
         "finish_reason": finish,
         "prompt_tokens": len(job.prompt),
         "weight_version": job.versions[-1][0] if job.versions else version,
-        "num_retractions": 0,
+        "num_retractions": job.retractions,
     }
     if logprobs:
         meta |= {"input_token_logprobs": [], **_output_logprobs(job, count, text)}

@@ -57,13 +57,13 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence's part in a draw: its parameters, its own generator if seeded, ids not allowed now.
+    """One sequence's part in a draw: its parameters, and ids not allowed now.
 
-    `tokens` are all of the sequence, `sampled` the generated ones; penalties look at them.
+    `tokens` are all of the sequence, `sampled` the generated ones: penalties look at them, and a seeded row's noise is
+    that of its position, `len(tokens)`.
     """
 
     params: SamplingParams
-    generator: torch.Generator | None = None
     banned: Sequence[int] = ()
     tokens: Sequence[int] = ()
     sampled: Sequence[int] = ()
@@ -84,15 +84,11 @@ class Sampler:
     def __init__(self, device: torch.device, *, scaled_logprobs: bool = True, seed: int | None = None) -> None:
         self._device = device
         self._scaled = scaled_logprobs
-        self._generator = torch.Generator(device)
+        self._generator, self._seeded = torch.Generator(device), torch.Generator(device)
         if seed is None:
             self._generator.seed()
         else:
             self._generator.manual_seed(seed)
-
-    def generator(self, seed: int) -> torch.Generator:
-        """A generator for one request: the same draws whatever else runs in the batch."""
-        return torch.Generator(self._device).manual_seed(seed % 2**63)
 
     def draw(self, logits: torch.Tensor, rows: Sequence[Row]) -> Drawn:
         """Draw one token per row of `[rows, vocabulary]` float32 logits."""
@@ -113,7 +109,7 @@ class Sampler:
 
     def _choose(self, logp: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         greedy = [index for index, row in enumerate(rows) if row.params.greedy]
-        seeded = [index for index, row in enumerate(rows) if row.generator and not row.params.greedy]
+        seeded = [index for index, row in enumerate(rows) if row.params.seed is not None and not row.params.greedy]
         if len(greedy) == len(rows):
             return logp.argmax(dim=-1)
         if len(greedy) + len(seeded) == len(rows):
@@ -123,7 +119,7 @@ class Sampler:
         if greedy:
             ids[greedy] = logp[greedy].argmax(dim=-1)
         for index in seeded:
-            ids[index] = self._by_gumbel(logp[index], rows[index].generator)
+            ids[index] = self._by_gumbel(logp[index], rows[index])
         return ids
 
     def _by_cumulation(self, logp: torch.Tensor) -> torch.Tensor:
@@ -135,13 +131,16 @@ class Sampler:
         point = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
         return torch.searchsorted(cumulated, point, right=True)[:, 0]
 
-    def _by_gumbel(self, logp: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    def _by_gumbel(self, logp: torch.Tensor, row: Row) -> torch.Tensor:
         """The argmax of `logp` plus Gumbel noise is a draw from it.
 
         Slower, but it does not change with the rounding errors that cumulating over a vocabulary adds up,
-        so a seeded request repeats in whatever batch it runs.
+        so a seeded request repeats in whatever batch it runs. The noise is of seed and position, as SGLang's is:
+        turns that a session sends with one seed do not share it, and a sequence that is gone on with draws as if it
+        had never been stopped.
         """
-        noise = torch.empty_like(logp).exponential_(generator=generator)
+        self._seeded.manual_seed(_mixed(row.params.seed or 0, len(row.tokens)))
+        noise = torch.empty_like(logp).exponential_(generator=self._seeded)
         return (logp - noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_()).argmax(dim=-1)
 
     def _allowed(self, logp: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
@@ -172,6 +171,17 @@ class Sampler:
         keep &= probs >= least
         keep[:, 0] = True
         return torch.full_like(logp, -torch.inf).scatter_(1, order, torch.where(keep, ordered, -torch.inf))
+
+
+def _mixed(seed: int, position: int) -> int:
+    """One number of 63 bits for both, without a pattern (the finalizer of SplitMix64, twice)."""
+    mixed = 0
+    for part in (seed, position):
+        mixed = (mixed + part + 0x9E3779B97F4A7C15) % 2**64
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % 2**64
+        mixed ^= mixed >> 31
+    return mixed >> 1
 
 
 def _adjusted(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:

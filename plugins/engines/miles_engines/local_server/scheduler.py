@@ -1,7 +1,8 @@
 """The thread that runs the model: takes jobs in, gives every running one a token per step.
 
 A step has two halves: new prompts are read (at most `prefill_chunk` tokens, so that a long prompt does not
-stall the others), then each running sequence gets its next token. Jobs join and leave between steps.
+stall the others), then each running sequence gets its next token. Jobs join and leave between steps, and
+new weights come between them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 
 from miles_engines.local_server.batch import Rows, Running
 from miles_engines.local_server.job import Finish, Job
-from miles_engines.local_server.model import Model
+from miles_engines.local_server.model import Model, Weights
 from miles_engines.local_server.prefix_cache import PrefixCache, common_length
 from miles_engines.local_server.sampling import Sampler
 
@@ -70,6 +71,11 @@ class Scheduler:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._reading, self._decoding = Rows(), Rows()
+        self._retracted: dict[Job, Running] = {}
+        self._paused = False
+        self._updates: list[Callable[[], None]] = []
+        self._held: deque[Job] = deque()
+        """Jobs that came behind an update."""
         self._news: dict[Job, None] = {}
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
@@ -97,15 +103,25 @@ class Scheduler:
 
     def call(self, action: Callable[[], T]) -> Future[T]:
         """Run something between two steps."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(action())
-            except Exception as error:
-                future.set_exception(error)
-
+        future, run = _promised(action)
         self._inbox.put(run)
+        return future
+
+    def pause(self, mode: str) -> Future[None]:
+        """Take no more steps; what runs is ended (`abort`), queued again (`retract`) or stays as it is (`in_place`)."""
+        return self.call(lambda: self._pause(mode))
+
+    def resume(self) -> Future[None]:
+        """Go on after `pause`."""
+        return self.call(self._resume)
+
+    def update(self, weights: Weights, *, version: str | None, flush: bool) -> Future[None]:
+        """Use other weights: at once while paused, else when what runs and waits now is done; later jobs wait.
+
+        `flush` empties the prefix cache; RuntimeError, and nothing is done, if running jobs hold part of it.
+        """
+        future, run = _promised(lambda: self._use(weights, version, flush))
+        self._inbox.put(lambda: self._updates.append(run))
         return future
 
     def load(self) -> Load:
@@ -118,6 +134,7 @@ class Scheduler:
         with torch.inference_mode():
             while not self._stopped:
                 self._receive()
+                self._try_updates()
                 self._try_step()
                 self._publish()
 
@@ -131,11 +148,14 @@ class Scheduler:
             self._fail_all(error)
 
     def _busy(self) -> bool:
-        return bool(self._waiting or self._reading.running or self._decoding.running)
+        return not self._paused and bool(self._waiting or self._held or self._running())
+
+    def _running(self) -> bool:
+        return bool(self._reading.running or self._decoding.running)
 
     def _receive(self) -> None:
         """Do what was asked meanwhile; sleep until something is asked if there is nothing else to do."""
-        if not self._busy():
+        if not self._busy() and not self._updates:
             self._inbox.get()()
         while True:
             try:
@@ -150,13 +170,49 @@ class Scheduler:
         if job.params.max_new_tokens == 0:
             self._end(job, {"type": "length", "length": 0})
         else:
-            self._waiting.append(job)
+            (self._held if self._updates else self._waiting).append(job)
 
     def _flush(self) -> bool:
-        if self._busy():
+        if self._busy() or self._running():
             return False
         self._cache.clear()
         return True
+
+    def _pause(self, mode: str) -> None:
+        if mode == "abort":
+            self._abort(lambda job: True)
+        elif mode == "retract":
+            for rows in (self._reading, self._decoding):
+                for running in self._drop(rows, lambda job: True):
+                    self._retracted[running.job] = running
+                    running.job.retractions += 1
+                    self._waiting.appendleft(running.job)
+        self._paused = True
+
+    def _resume(self) -> None:
+        self._paused = False
+
+    def _try_updates(self) -> None:
+        if not self._updates or ((self._waiting or self._running()) and not self._paused):
+            return
+        for update in self._updates:
+            update()
+        self._updates.clear()
+        self._waiting.extend(self._held)
+        self._held.clear()
+
+    def _use(self, weights: Weights, version: str | None, flush: bool) -> None:
+        self._model.fits(weights)
+        if flush and self._running():
+            raise RuntimeError(
+                "the prefix cache cannot be flushed while paused requests hold part of it: send flush_cache=false, "
+                "or pause with mode=retract"
+            )
+        self._model.use(weights)
+        if flush:
+            self._cache.clear()
+        if version is not None:
+            self.weight_version = version
 
     def _step(self) -> None:
         self._admit()
@@ -188,7 +244,7 @@ class Scheduler:
         if not running or self._max_kv_bytes is None:
             return len(running) < self._max_batch
         self._token_bytes = self._token_bytes or self._reading.kv.token_bytes
-        width = max(len(job.prompt), *(len(other.tokens) for other in running)) + GROWTH
+        width = max(len(job.tokens), *(len(other.tokens) for other in running)) + GROWTH
         needed = (len(running) + 1) * width * self._token_bytes
         return len(running) < self._max_batch and needed <= self._max_kv_bytes
 
@@ -203,13 +259,15 @@ class Scheduler:
     def _start(self, job: Job) -> None:
         # the last token is always read again: its logits are needed, and only keys and values are stored
         segments = self._cache.match(job.tokens[:-1])
-        seed = job.params.seed
-        generator = None if seed is None else self._sampler.generator(seed)
+        self._reading.add(self._retracted.pop(job) if job in self._retracted else self._new(job), segments)
+        if not job.started:
+            job.cached_tokens = sum(map(len, segments))
+        job.started = True
+
+    def _new(self, job: Job) -> Running:
         stop_ids = frozenset() if job.params.ignore_eos else self._stop_ids | job.params.stop_token_ids
         known = frozenset(token for token in stop_ids if 0 <= token < self._model.vocab_size)
-        self._reading.add(Running(job, known, generator), segments)
-        job.cached_tokens = sum(map(len, segments))
-        job.started = True
+        return Running(job, known)
 
     def _read_prompts(self) -> None:
         rows = self._reading.running
@@ -228,7 +286,7 @@ class Scheduler:
     def _leave_reading(self, index: int) -> None:
         kv = self._reading.kv
         running = self._reading.running[index]
-        self._cache.insert(running.job.prompt, lambda start, stop: kv.read(index, start, stop))
+        self._cache.insert(running.tokens[: running.computed], lambda start, stop: kv.read(index, start, stop))
         if running.job.finish is None:
             self._decoding.add(running, [kv.read(index, 0, running.computed)])
         self._reading.remove(index)
@@ -260,20 +318,23 @@ class Scheduler:
         job.end(finish)
         self._news[job] = None
 
-    def _drop(self, rows: Rows, which: Callable[[Job], bool]) -> None:
-        """Remove sequences, leaving their keys and values to the prefix cache."""
-        kv = rows.kv
+    def _drop(self, rows: Rows, which: Callable[[Job], bool]) -> list[Running]:
+        """Remove sequences, leaving their keys and values to the prefix cache; the last one first."""
+        kv, dropped = rows.kv, []
         for index in reversed(range(len(rows))):
             running = rows.running[index]
             if which(running.job):
                 tokens = running.tokens[: running.computed]
                 self._cache.insert(tokens, lambda start, stop, row=index: kv.read(row, start, stop))  # type: ignore[misc]
-                rows.remove(index)
+                dropped.append(rows.remove(index))
+        return dropped
 
     def _abort(self, which: Callable[[Job], bool]) -> None:
-        for job in [job for job in self._waiting if which(job)]:
-            self._waiting.remove(job)
-            self._end(job, dict(ABORTED_IN_QUEUE))
+        for queued in (self._waiting, self._held):
+            for job in [job for job in queued if which(job)]:
+                queued.remove(job)
+                self._retracted.pop(job, None)
+                self._end(job, dict(ABORTED if job.started else ABORTED_IN_QUEUE))
         for rows in (self._reading, self._decoding):
             for running in rows.running:
                 if which(running.job):
@@ -297,6 +358,21 @@ class Scheduler:
             self._loop.call_soon_threadsafe(_set_all, events)
         except RuntimeError:  # the loop has closed: nobody is left to tell
             self._stopped = True
+
+
+def _promised(action: Callable[[], T]) -> tuple[Future[T], Callable[[], None]]:
+    """A future, and what settles it by running the action."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():  # whoever asked has left
+            return
+        try:
+            future.set_result(action())
+        except Exception as error:
+            future.set_exception(error)
+
+    return future, run
 
 
 def _set_all(events: Sequence[asyncio.Event]) -> None:

@@ -32,7 +32,7 @@ class Service:
     @property
     def model_name(self) -> str:
         """What the model is called towards clients."""
-        return self.settings.served_model_name or str(self.settings.model)
+        return self.settings.served_model_name or str(self.model.path)
 
     def room(self, prompt: Sequence[int], limit: int | None) -> int:
         """How many tokens may follow a prompt; refuses prompts that do not fit or hold unknown ids."""
