@@ -1,8 +1,9 @@
-"""A skipped test fails the run where `CI` is set: there, everything a test needs is installed."""
+"""A skipped test fails the run where `CI` is set: there, everything is installed. Tests with SGLang share a process."""
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,30 @@ class NoSkips:
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
     """Why the test was skipped, as its author wrote it."""
     return str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The usual one, but that the first process gets all tests with SGLang at once: there is to be one SGLang."""
+    from xdist.scheduler import LoadScheduling
+
+    if config.getvalue("dist") != "load":
+        return None
+    scheduling: Any = LoadScheduling(config, log)
+    send_usual = scheduling._send_tests
+
+    def send(node: Any, num: int) -> None:
+        names = scheduling.collection
+        together = [at for at in scheduling.pending if names[at].startswith("tests/real_sglang/")]
+        if not together:
+            send_usual(node, num)
+            return
+        scheduling.pending[:] = sorted(set(scheduling.pending).difference(together))
+        scheduling.node2pending[node].extend(together)
+        node.send_runtest_some(together)
+
+    scheduling._send_tests = send
+    return scheduling
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -35,14 +35,18 @@ PLUGINS_MAY_IMPORT = (
     "miles_core.hookspecs",
     "miles_core.errors",
     "miles_core.engine.base",
+    "miles_core.engine.sglang_parsers",
     "miles_core.session.wire",
     "miles_core.rollout.generation",
     "miles_core.rollout.engines",
 )
 """These modules and what is below them, beside the names in `miles_core.__all__`."""
 
-LAZY_EXCEPTIONS = {"miles_engines.local_server": "miles_core.plugins"}
-"""Inside functions only. The engine's process loads the chosen family's parser itself."""
+LAZY_EXCEPTIONS = {
+    "miles_engines.local_server": "miles_core.plugins",
+    "miles_engines.sglang_server": "miles_core.plugins",
+}
+"""Inside functions only. Both load the chosen family themselves: its parser, its facts, its `configure_sglang`."""
 
 HEAVY = frozenset({"torch", "transformers", "sglang", "ray", "fastapi"})
 """Never imported by importing a module; `heavy_allowed` has the exceptions."""

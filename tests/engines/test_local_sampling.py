@@ -70,20 +70,31 @@ def test_a_seed_gives_the_same_draws_in_any_batch() -> None:
     sampler = Sampler(CPU)
 
     def sequence(others: int) -> list[int]:
-        generator = sampler.generator(7)
-        rows = [Row(params())] * others + [Row(params(seed=7), generator)]
-        return [sampler.draw(LOGITS.expand(others + 1, -1), rows).ids[-1] for _ in range(30)]
+        drawn = []
+        for position in range(30):
+            rows = [Row(params())] * others + [Row(params(seed=7), tokens=range(position))]
+            drawn.append(sampler.draw(LOGITS.expand(others + 1, -1), rows).ids[-1])
+        return drawn
 
     assert sequence(0) == sequence(5) == sequence(2)
 
 
 def test_seeded_shares_follow_the_distribution() -> None:
-    sampler = Sampler(CPU)
-    generator = sampler.generator(3)
-    rows = [Row(params(seed=3), generator)] * 20000
-    drawn = sampler.draw(LOGITS.expand(20000, -1), rows)
-    shares = torch.bincount(torch.tensor(drawn.ids), minlength=len(LOGITS)) / 20000
-    torch.testing.assert_close(shares, torch.softmax(LOGITS, -1), atol=0.015, rtol=0)
+    """Over the positions of one sequence, and over the seeds at one position."""
+    rows = [Row(params(seed=3), tokens=range(position)) for position in range(20000)]
+    rows += [Row(params(seed=seed), tokens=range(9)) for seed in range(20000)]
+    drawn = torch.tensor(Sampler(CPU).draw(LOGITS.expand(40000, -1), rows).ids)
+    for ids in (drawn[:20000], drawn[20000:]):
+        shares = torch.bincount(ids, minlength=len(LOGITS)) / 20000
+        torch.testing.assert_close(shares, torch.softmax(LOGITS, -1), atol=0.015, rtol=0)
+
+
+def test_noise_of_one_seed_is_not_that_of_the_next_one_or_of_the_next_position() -> None:
+    flat = torch.zeros(1000)
+    rows = [Row(params(seed=seed), tokens=range(at)) for seed in range(-3, 30) for at in range(30)]
+    ids = torch.tensor(Sampler(CPU).draw(flat.expand(len(rows), -1), rows).ids).reshape(33, 30)
+    for moved in (ids[1:, :-1] == ids[:-1, 1:], ids[1:] == ids[:-1], ids[:, 1:] == ids[:, :-1]):
+        assert moved.float().mean() < 0.02, "independent draws of 1000 are equal once in 1000"
 
 
 def test_rows_of_all_kinds_together() -> None:
@@ -95,7 +106,7 @@ def test_rows_of_all_kinds_together() -> None:
         params(top_k=2, temperature=2.0),
         params(top_logprobs=2),
     ]
-    rows = [Row(kind, sampler.generator(1) if kind.seed else None) for kind in kinds]
+    rows = [Row(kind) for kind in kinds]
     drawn = sampler.draw(LOGITS.expand(5, -1), rows)
     assert drawn.ids[0] == 0
     assert drawn.ids[3] in (0, 1)

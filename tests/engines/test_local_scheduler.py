@@ -172,6 +172,14 @@ async def test_seeds_repeat_whatever_else_runs(make: Make) -> None:
     assert alone.output_ids == crowded.output_ids != other.output_ids
 
 
+async def test_a_seeded_sequence_that_is_gone_on_with_draws_as_if_never_stopped(make: Make) -> None:
+    whole = job(prompt(25), seed=11, max_new_tokens=30)
+    await run(make(), whole)
+    rest = job([*prompt(25), *whole.output_ids[:12]], seed=11, max_new_tokens=18)
+    await run(make(), rest)
+    assert [*whole.output_ids[:12], *rest.output_ids] == whole.output_ids
+
+
 async def test_stop_tokens_end_a_sequence_and_are_kept(make: Make, model: Model) -> None:
     scheduler = make(stop_ids=frozenset(range(0, VOCABULARY, 2)))
     plain, patient, deaf = (

@@ -62,11 +62,15 @@ def command(
         options=options,
         progress=lambda line: click.echo(line, err=True),
     )
-    engine: Engine = registry.load("engine", name).call("launch_engine", config)
+    plugin = registry.load("engine", name)
+    signal.signal(signal.SIGTERM, _interrupt)
+    engine: Engine = plugin.call("launch_engine", config)
     try:
         with _stop_signals() as stop:  # before the URL is out: whoever reads it may send one at once
             for url in engine.urls:
                 write(url, stdout)
+            if not engine.urls:
+                click.echo(f"engine {name} is up, as part of one on several nodes; requests go to node 0", err=True)
             _watch(engine, name, stop)
     finally:
         engine.close()
@@ -76,7 +80,13 @@ def _watch(engine: Engine, name: str, stop: threading.Event) -> None:
     """Return when `stop` is set; raise if the engine ends before."""
     while not stop.wait(POLL):
         if not engine.alive():
-            raise EngineStartError(f"engine {name} at {', '.join(engine.urls)} ended by itself")
+            where = f" at {', '.join(engine.urls)}" if engine.urls else ""
+            raise EngineStartError(f"engine {name}{where} ended by itself")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Stop as Ctrl-C does: a plugin that is starting an engine cannot take this for its own failure."""
+    raise KeyboardInterrupt
 
 
 @contextmanager

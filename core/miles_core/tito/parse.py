@@ -67,6 +67,10 @@ class StreamParser:
         """Take more sampled ids; the deltas they complete (`content`, `reasoning_content`, `tool_calls`)."""
         return self._take(self._text.feed(ids))
 
+    def feed_text(self, text: str) -> list[Delta]:
+        """The same for text, where somebody else has decoded the ids."""
+        return self._take(text)
+
     def finish(self) -> list[Delta]:
         """The generation is over: what was held back comes out as text."""
         return self._take(self._text.finish()) + self._advance(final=True)

@@ -3,9 +3,11 @@
 It differs from K2.5 in two things: reasoning is read from `reasoning` first, then from `reasoning_content`; and
 with `thinking=False` earlier turns still show theirs, although the prompt closes the block. The tool-call parser
 must hand out ids as they were sampled, since ids are all that history writes of a function's name: `kimi_k2`
-renumbers them, `kimi_k2_raw_id` does not (SGLang 0.5.23 has it only as a patch).
+renumbers them, `kimi_k2_raw_id` does not. SGLang 0.5.23 lacks it; this plugin registers it in an SGLang that is
+started with `--engine sglang`.
 """
 
+from miles_core.engine.sglang_parsers import register_tool_call_parser
 from miles_core.hookspecs import hookimpl
 from miles_core.tito import ParseFacts, Revision, TitoFamily
 from miles_tito_families.kimi_calls import KimiCalls
@@ -50,3 +52,10 @@ FAMILY = TitoFamily(
 def tito_family() -> TitoFamily:
     """The facts of Kimi K2.6's chat format."""
     return FAMILY
+
+
+@hookimpl
+def configure_sglang(server_args: object) -> None:
+    """Register the parser that hands out calls under the ids that the model sampled."""
+    assert FAMILY.tool_call_parser is not None
+    register_tool_call_parser(FAMILY.tool_call_parser, FAMILY.parse_facts, like="kimi_k2")
