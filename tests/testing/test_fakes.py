@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from helpers.sessions import Talk, assistant, user
+from helpers.streams import added_up
 from miles_core.plugins import Registry
 from miles_core.server.app import ServerThread
 from miles_core.server.settings import ServerSettings
 from miles_core.session import wire
 from miles_core.testing import FakeEngine, FakeSessions, byte_tokenizer, tokenizer_for, write_checkpoint
-from miles_core.testing.fake_engine import fake_engine, refuses, sampled
+from miles_core.testing.fake_engine import Gate, fake_engine, refuses, sampled
 from miles_core.testing.fake_sessions import call, say, serving_in_thread
 from miles_core.testing.fake_tokenizer import chatml
 from miles_core.tito import load_chat_template, load_tokenizer
@@ -140,6 +141,28 @@ def test_a_port_that_is_taken_is_told() -> None:
         second = FakeEngine(port=engine.port)
         with pytest.raises(OSError, match="address already in use"):
             second.start()
+
+
+def test_the_engine_streams_its_answers_as_sglang_does() -> None:
+    with fake_engine(qwen3.FAMILY.bind(tokenizer_for(qwen3.FAMILY))) as engine:
+        reply = engine.says("Äpfel.", reasoning="Hm.", calls=CALLS)
+        gate = Gate()
+        reply.edit = lambda events: [*events[:2], gate, *events[2:]]
+        gate.open()
+        engine.plays(reply)
+        asked = {"stream": True, "logprobs": True, "return_output_ids_in_sglext": True}
+        sent = post(f"{engine.url}/v1/chat/completions", {**asked, "stream_options": {"include_usage": True}})
+        *events, done = [line for line in sent.decode().split("\n\n") if line]
+        assert done == "data: [DONE]"
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        assert added_up(chunks)["tool_calls"][0]["function"] == {"name": CALLS[0][0], "arguments": CALLS[0][1]}
+        log_probs = [e["logprob"] for c in choices for e in (c["logprobs"] or {"content": []})["content"]]
+        assert log_probs == reply.log_probs
+        assert chunks[-2]["sglext"]["output_ids"] == [reply.ids]
+        assert chunks[-1]["usage"]["completion_tokens"] == len(reply.ids)
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            post(f"{engine.url}/v1/chat/completions", {"stream": True, "return_meta_info": True})
 
 
 # -- session server ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`miles-plugins verify`: proof that a family, or a bare template, fits a checkpoint."""
+"""`miles-plugins verify`: proof that a family, or a bare template, fits a checkpoint; `session` adds an engine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 
 from miles_core.cli.flags import template_kwargs
 from miles_core.cli.output import claim_stdout, write, write_json
+from miles_core.cli.verify_session import session_command
 from miles_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +29,10 @@ SHOWN = 5
 
 @click.group("verify", help="Prove that a family, or a bare template, fits a checkpoint.")
 def command() -> None:
-    """The group; its commands are below."""
+    """The group; its commands are below, and in `verify_session`."""
+
+
+command.add_command(session_command)
 
 
 @dataclass(frozen=True, kw_only=True)
