@@ -66,6 +66,13 @@ async def test_a_program_works_in_its_session(tmp_path: Path, monkeypatch: pytes
         ("", {}),
         ("import os; open(os.environ['MILES_RESULT_FILE'], 'w').write('')", {}),
         (
+            "import os; open(os.environ['MILES_RESULT_FILE'], 'w').write('[' * 100000)",
+            {
+                "agent_error": "the result in MILES_RESULT_FILE is no JSON object: maximum recursion depth exceeded "
+                "while decoding a JSON array from a unicode string"
+            },
+        ),
+        (
             "import os, sys; open(os.environ['MILES_RESULT_FILE'], 'w').write('[1]')",
             {"agent_error": "the result in MILES_RESULT_FILE is no JSON object: it is a list"},
         ),

@@ -391,7 +391,7 @@ def test_a_filter_and_the_continuous_scheduler(rewards: Served, monkeypatch: pyt
         (["--group-reward"], "--group-reward says how the reward function is called: give --reward-function"),
         (
             ["--group-reward", "--reward-function", "my_rewards.ranked", "--history", "tree"],
-            "--group-reward with --history tree would be computed across the leaves",
+            "--group-reward (--group-rm) with tree histories (--history tree, --use-session-server v2) would be",
         ),
         (["--reward-function", "my_rewards.nothing"], "--reward-function my_rewards.nothing"),
         (["--keep-groups", "2"], "--keep-groups 2: only the continuous scheduler does that"),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from helpers.fake_sessions import INSTANCE, FakeSessions, serving
 from miles_agents.calculator import run_agent as calculator
@@ -274,7 +277,7 @@ async def test_a_state_of_another_trainer_is_enough(served: Served) -> None:
     ("settings", "text"),
     [
         ({"partial_rollout": True, "use_session_server": "v2"}, "--partial-rollout with tree histories"),
-        ({"apply_chat_template": True}, "--apply-chat-template with the agentic generate function"),
+        ({"apply_chat_template": True}, "--apply-chat-template with --generate agentic"),
     ],
 )
 async def test_settings_that_do_not_go_together_are_refused(
@@ -285,3 +288,33 @@ async def test_settings_that_do_not_go_together_are_refused(
     with pytest.raises(ConfigError, match=text):
         await generate(ask(served[1]))
     assert served[0].sessions == {}
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("payload", [DEEP, "[]", "{}", "<html>"])
+async def test_what_answers_and_is_no_session_server_is_named(payload: str) -> None:
+    async with answering(200, payload) as url:
+        with pytest.raises(SessionServerError, match=f"POST {url}/sessions: no session server answers there"):
+            await generate(ask(RolloutArgs(session_server_url=url)))
+
+
+async def test_a_refusal_in_deep_json_is_shown_as_it_is() -> None:
+    async with answering(500, DEEP) as url:
+        with pytest.raises(SessionServerError, match=r"500: \[\[\[") as raised:
+            await generate(ask(RolloutArgs(session_server_url=url)))
+    assert raised.value.status == 500
+
+
+@asynccontextmanager
+async def answering(status: int, text: str) -> AsyncIterator[str]:
+    """Something that says one thing to everybody."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=text)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")

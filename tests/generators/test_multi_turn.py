@@ -159,7 +159,9 @@ async def test_an_unknown_tool_is_not_run(engine: FakeGenerate) -> None:
     assert RUNS == [("double", {"n": 1})]
 
 
-@pytest.mark.parametrize("arguments", ['{"n": 1', '{"n": 1}}', "[1]", '"[1]"'])
+@pytest.mark.parametrize(
+    "arguments", ['{"n": 1', '{"n": 1}}', "[1]", '"[1]"', '{"n": ' + "[" * 9_000 + "]" * 9_000 + "}"]
+)
 async def test_a_malformed_call_is_never_run(engine: FakeGenerate, arguments: str) -> None:
     engine.script = [says("", ("double", arguments))]
     sample = await run(engine)

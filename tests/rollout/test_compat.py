@@ -279,3 +279,52 @@ async def test_the_input_of_miles_is_ours(names: None) -> None:
     )
     assert isinstance(given, GenerateFnInput)
     assert given.args == 1
+
+
+def test_a_class_that_gives_siblings_runs_unchanged(
+    engine: FakeGenerate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(DATA)
+    monkeypatch.delitem(sys.modules, "class_generate", raising=False)
+    engine.script = [reply([5, 6, 7])] * 4
+    flags = ["--generate", "class_generate.generate", "--compat", "miles", "--best-of", "2", "--reward-key", "score"]
+    result = rollout(engine, tmp_path, *flags)
+    assert result.exit_code == 0, result.output
+    found = samples(tmp_path)
+    assert sorted((each["prompt_index"], each["leaf_index"]) for each in found) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for each in found:
+        assert (each["reward"], each["rollout_id"], each["loss_mask"]) == (
+            {"score": 3.0, "turns": 1.0},
+            each["index"],
+            [1] * 3,
+        )
+        assert each["metadata"]["shouted"] == each["response"].upper()
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert (summary["reward"]["count"], summary["reward"]["mean"], summary["rollouts"]) == (2, 3.0, 2)
+
+
+@pytest.mark.parametrize("continuous", ["", "1"])
+def test_a_loop_of_its_own_runs_unchanged_in_both_schedulers(
+    engine: FakeGenerate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, continuous: str
+) -> None:
+    monkeypatch.syspath_prepend(DATA)
+    monkeypatch.setenv("MILES_EXPERIMENTAL_ROLLOUT_REFACTOR", continuous)
+    monkeypatch.delitem(sys.modules, "own_loop", raising=False)
+    engine.script = [reply([5, 6])] * 4
+    flags = ["--generate", "own_loop.generate", "--compat", "miles", "--own-turns", "2", "--apply-chat-template"]
+    result = rollout(engine, tmp_path, *flags)
+    assert result.exit_code == 0, result.output
+    for each in samples(tmp_path):
+        mask = each["loss_mask"]
+        assert (mask[:2], mask[-2:], 0 in mask) == ([1, 1], [1, 1], True)
+        assert len(mask) == len(each["rollout_log_probs"]) == each["response_length"]
+
+
+async def test_a_reply_that_does_not_go_on_from_the_sample_is_refused(names: None) -> None:
+    """A module that renders the prompt anew for a partial sample would train on tokens out of place."""
+    helpers = importlib.import_module("miles.rollout.generate_utils.generate_endpoint_utils")
+    partial = Sample(index=3, tokens=[1, 2, 3], response_length=1, loss_mask=[1], rollout_log_probs=[-1.0])
+    with pytest.raises(ValueError, match="sample 3 has 3 tokens, and the request did not go on from them"):
+        await helpers.update_sample_from_response(SimpleNamespace(), partial, {"input_ids": [1, 2]}, reply([5]))
+    await helpers.update_sample_from_response(SimpleNamespace(), partial, {"input_ids": [1, 2, 3]}, reply([5]))
+    assert partial.tokens == [1, 2, 3, 5]

@@ -306,6 +306,7 @@ async def test_every_rollout_is_accounted_for(tmp_path: Path, seed: int) -> None
     """Failing, slow and cancelling rollouts, a filter, an interrupt in the middle, and going on afterwards."""
     rng = random.Random(seed)
     count, each = 60, 4
+    busy: dict[str, Any] = {"sample_timeout": 0.5, "concurrency": 50, "stop_after_failures": None}
 
     async def generate(given: GenerateFnInput) -> GenerateFnOutput:
         await asyncio.sleep(rng.random() * 0.01)
@@ -318,16 +319,14 @@ async def test_every_rollout_is_accounted_for(tmp_path: Path, seed: int) -> None
             await asyncio.Event().wait()
         return GenerateFnOutput(finish(given.sample, float(rng.random() < 0.5)))
 
-    task = asyncio.create_task(
-        run(tmp_path, generate, count=count, keep_group=rewards_differ, sample_timeout=0.05, concurrency=50)
-    )
+    task = asyncio.create_task(run(tmp_path, generate, count=count, keep_group=rewards_differ, **busy))
     await asyncio.sleep(0.08)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     failed_before = len(lines(tmp_path / FAILURES))
     over = set(kept(tmp_path)) | {note["prompt_index"] for note in lines(tmp_path / FILTERED)}
     assert 0 < len(over) < count, "the interrupt came in the middle"
-    runner = await run(tmp_path, generate, count=count, keep_group=rewards_differ, sample_timeout=0.05, concurrency=50)
+    runner = await run(tmp_path, generate, count=count, keep_group=rewards_differ, **busy)
     records = list(read_records(tmp_path))
     keys = {(record["prompt_index"], record["sample_index"]) for record in records}
     assert len(keys) == len(records)

@@ -240,3 +240,27 @@ async def test_each_sample_has_its_own_seed_and_always_the_same(tmp_path: Path) 
     assert seen[3] == sample_seed(7, Job(PROMPTS[1], 1))
     assert sample_seed(7, Job(PROMPTS[1], 1)) != sample_seed(8, Job(PROMPTS[1], 1))
     assert all(0 <= seed < 2**31 for seed in seen.values())
+
+
+async def test_an_interrupt_while_a_sample_is_written_counts_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is kept, since the folder writes it when it closes; so it was not aborted."""
+    writing = asyncio.Event()
+
+    async def append(self: RunDirectory, lines: bytes) -> None:
+        self._pending.append(lines)
+        writing.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RunDirectory, "append_lines", append)
+    directory = RunDirectory(tmp_path, {})
+    runner = RolloutRunner(RolloutState(RolloutArgs()), good, directory, RunOptions(concurrency=1))
+    task = asyncio.create_task(runner.run(runner.jobs(PROMPTS)))
+    await writing.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    directory.close()
+    tally = runner.tally
+    assert (tally.samples, tally.aborted, tally.not_begun, tally.failures) == (1, 0, 2, 0)
+    assert keys(tmp_path) == [(0, 0)]

@@ -149,18 +149,69 @@ print("one step of", trainer.state.global_step)
 """
 
 
+def environment(folder: Path, *installs: list[str]) -> Path:
+    """A virtual environment that lends the libraries of this one, and has what is installed; gives its Python."""
+    libraries = [path for path in sys.path if path.endswith("site-packages")]
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    (site / "libraries.pth").write_text("\n".join([*libraries, str(Path(compat.__file__).parents[3])]))
+    python = folder / "bin" / "python"
+    for words in installs:
+        subprocess.run([python, "-m", "pip", "install", "-q", *words], check=True, timeout=280)
+    return python
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_trl_takes_a_step(tmp_path: Path) -> None:
     """The released package, in an environment of its own that lends the libraries of this one."""
-    libraries = [path for path in sys.path if path.endswith("site-packages")]
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
-    (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
-    (site / "libraries.pth").write_text("\n".join([*libraries, str(Path(compat.__file__).parents[3])]))
-    python = tmp_path / "env" / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "-q", "trl==1.16.0"], check=True, timeout=280)
+    python = environment(tmp_path / "env", ["trl==1.16.0"])
     (tmp_path / "samples.json").write_text(json.dumps([sample(0).to_dict(), sample(1).to_dict()]))
     (tmp_path / "step.py").write_text(STEP)
     command = [python, tmp_path / "step.py", TINY, tmp_path / "samples.json", tmp_path / "out"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=280, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "one step of 1" in done.stdout
+
+
+VERL = """
+import json, sys
+import numpy as np
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from miles_core.rollout.trainers import to_verl
+from miles_core.types import Sample
+
+samples = [Sample.from_dict(each) for each in json.load(open(sys.argv[1]))]
+samples[0].rollout_routed_experts = np.arange(12, dtype=np.int32).reshape(6, 2, 1)
+outputs = [AgentLoopOutput(**one) for one in to_verl(samples)]
+assert set(to_verl(samples)[0]) <= set(AgentLoopOutput.model_fields)
+for sample, output in zip(samples, outputs):
+    batch = output.as_dict()
+    length = sample.response_length
+    assert batch["prompts"].tolist() + batch["responses"].tolist() == sample.tokens
+    assert batch["responses"].tolist() == sample.tokens[-length:]
+    assert batch["response_mask"].tolist() == sample.loss_mask
+    assert np.allclose(batch["rollout_log_probs"].tolist(), sample.rollout_log_probs)
+    assert batch["rm_scores"].tolist() == [0.0] * (length - 1) + [sample.reward]
+    assert output.num_turns == 2
+experts = outputs[0].as_dict()["routed_experts"]
+assert experts[:6].flatten().tolist() == list(range(12)) and not experts[6].any()
+print("took", len(outputs))
+"""
+
+NEEDED_BY_VERL = ["tensordict>=0.8,<=0.10,!=0.9.0", "ray>=2.41", "hydra-core", "codetiming", "dill", "pandas"]
+NEEDED_BY_VERL += ["datasets", "pillow", "cachetools"]
+"""What its agent loop imports; it declares more, for training on GPUs."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_verl_takes_what_its_agent_loop_gives(tmp_path: Path) -> None:
+    """The released package's own class, and the tensors that it makes."""
+    python = environment(tmp_path / "env", ["--no-deps", "verl==0.9.1"], NEEDED_BY_VERL)
+    (tmp_path / "samples.json").write_text(json.dumps([sample(0).to_dict(), sample(1).to_dict()]))
+    (tmp_path / "take.py").write_text(VERL)
+    command = [python, tmp_path / "take.py", tmp_path / "samples.json"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=280, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "took 2" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,3 +29,9 @@ def template_kwargs(text: str | None) -> dict[str, Any]:
             f'--apply-chat-template-kwargs {text}: not an object; for example {{"enable_thinking": false}}'
         )
     return value
+
+
+def check_is_no_address(name: str) -> None:
+    """`host:port` looks like `distribution:name`; no plugin is called by a number. Raises ConfigError."""
+    if re.fullmatch(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):\d+(/.*)?", name):
+        raise ConfigError(f"--engine {name}: the URL of an engine begins with http://; did you mean http://{name}?")

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import click
 
+from miles_core.cli.engine_flags import refuse
 from miles_core.errors import ConfigError, MilesError
 from miles_core.plugins import Plugin, Registry
 
 
-def parse_plugin_flags(plugins: Sequence[Plugin], extra: Sequence[str]) -> dict[str, Any]:
-    """The values of all flags that `plugins` register, by attribute; what nobody registered is wrong use.
+def parse_plugin_flags(
+    plugins: Sequence[Plugin], extra: Sequence[str], *, for_engine: bool = False
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The values of all flags that `plugins` register, by attribute, and the words that nobody registered.
 
-    Raises ConfigError where two plugins register one flag.
+    Those are wrong use unless they may be `for_engine`. Raises ConfigError where two plugins register one flag.
     """
     parser = argparse.ArgumentParser(prog="miles-plugins", add_help=False, exit_on_error=False, allow_abbrev=False)
     for plugin in plugins:
@@ -29,9 +31,9 @@ def parse_plugin_flags(plugins: Sequence[Plugin], extra: Sequence[str]) -> dict[
         raise click.UsageError(f"{whose}: {error}") from error
     except SystemExit as error:  # a required flag that is missing, before Python 3.12
         raise click.UsageError(f"{whose}: a flag of it is missing or wrong, see --help") from error
-    if unknown:
-        _refuse(unknown[0], parser)
-    return vars(values)
+    if unknown and not for_engine:
+        refuse(unknown[0], [name for action in parser._actions for name in action.option_strings])
+    return vars(values), tuple(unknown)
 
 
 def _register(plugin: Plugin, parser: argparse.ArgumentParser) -> None:
@@ -40,16 +42,6 @@ def _register(plugin: Plugin, parser: argparse.ArgumentParser) -> None:
             plugin.hook("add_arguments")(parser)
         except argparse.ArgumentError as error:
             raise ConfigError(f"{plugin.describe()} registers a flag that another plugin has: {error}") from error
-
-
-def _refuse(word: str, parser: argparse.ArgumentParser) -> None:
-    if not word.startswith("-"):
-        raise click.UsageError(f"Got unexpected extra argument ({word})")
-    ctx = click.get_current_context(silent=True)
-    known = [name for param in ctx.command.params for name in param.opts] if ctx else []
-    known += [name for action in parser._actions for name in action.option_strings]
-    name = word.partition("=")[0]
-    raise click.NoSuchOption(name, possibilities=difflib.get_close_matches(name, known))
 
 
 class CommandWithPluginFlags(click.Command):

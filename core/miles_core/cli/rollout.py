@@ -14,6 +14,7 @@ from miles_core.cli.plugin_flags import CommandWithPluginFlags
 from miles_core.cli.rollout_plan import Flags
 from miles_core.cli.rollout_run import run
 from miles_core.rollout import compat
+from miles_core.rollout.parts import FORMATS
 
 _COUNT = click.IntRange(min=1)
 
@@ -69,6 +70,13 @@ _TASK = [
     ),
     click.option("--limit", type=_COUNT, help="Only the first so many prompts."),
     click.option("--output", type=click.Path(path_type=Path), required=True, help="Folder for the samples."),
+    click.option(
+        "--output-format",
+        type=click.Choice(FORMATS),
+        default="jsonl",
+        show_default=True,
+        help="How samples are kept: samples.jsonl, or Parquet or safetensors files that it becomes.",
+    ),
     click.option("--overwrite", is_flag=True, help="Delete the samples of the folder and start anew."),
 ]
 
@@ -170,8 +178,8 @@ _MODEL = [
 _SAMPLING = [
     click.option("--max-seq-len", type=_COUNT, help="Cut samples at so many tokens, prompt included."),
     click.option("--max-tokens", type=_COUNT, help="Most tokens of one turn."),
-    click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True),
-    click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True),
+    click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="0: greedy."),
+    click.option("--top-p", type=click.FloatRange(0, 1, min_open=True), default=1.0, show_default=True, help="1: all."),
     click.option("--top-k", type=click.IntRange(min=-1), default=-1, show_default=True, help="-1: all."),
     click.option("--seed", type=int, help="Derives one request seed per sample from this."),
 ]
@@ -181,7 +189,7 @@ _RUN = [
     click.option(
         "--engine-concurrency",
         type=_COUNT,
-        help="Requests of generate functions to the engine at once; default: no limit.",
+        help="Requests to the engine at once, agents' turns or those of generate functions; default: no limit.",
     ),
     click.option(
         "--sample-timeout",
@@ -189,6 +197,37 @@ _RUN = [
         default=3600.0,
         show_default=True,
         help="Seconds one rollout may take.",
+    ),
+    click.option(
+        "--partial-rollout",
+        is_flag=True,
+        help="Keep what stopped rollouts have, and go on with it when the command is repeated.",
+    ),
+    click.option(
+        "--stop-after-failures",
+        type=click.IntRange(min=0),
+        default=32,
+        show_default=True,
+        help="Stop when the first so many rollouts all failed with the same error; 0 never does.",
+    ),
+    click.option(
+        "--metrics-prompts",
+        "--rollout-batch-size",
+        "metrics_prompts",
+        type=_COUNT,
+        default=32,
+        show_default=True,
+        help="How many prompts' rollouts are one step, a line of metrics.jsonl.",
+    ),
+    click.option(
+        "--pause-generation-mode",
+        type=click.Choice(["abort", "retract", "in_place"]),
+        help="How your trainer pauses the engine for new weights; abort is refused with sessions.",
+    ),
+    click.option(
+        "--recompute-logprobs-via-prefill",
+        is_flag=True,
+        help="Your trainer scores samples again by a prefill; refused with tree histories.",
     ),
     click.option("--no-progress", is_flag=True, help="No progress bar."),
     click.option("--json", "as_json", is_flag=True, help="The summary as JSON on stdout."),
@@ -210,12 +249,13 @@ class _Rollout(CommandWithPluginFlags):
 
 @click.command("rollout", cls=_Rollout, context_settings={"ignore_unknown_options": True})
 @_options
-@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS OF --generate]...")
+@click.argument("extra", nargs=-1, type=click.UNPROCESSED, metavar="[FLAGS OF --generate AND --engine]...")
 def command(extra: tuple[str, ...], **values: Any) -> None:
     """Run an agent over prompts and write samples.
 
-    Every finished sample is one line of OUTPUT/samples.jsonl, on disk as soon as it is finished. The same
-    command, repeated, resumes an interrupted run and tries failed rollouts again.
+    Every finished sample is one line of OUTPUT/samples.jsonl, on disk as soon as it is finished (--output-format
+    may make other files of them). The same command, repeated, resumes an interrupted run and tries failed
+    rollouts again.
 
     MILES_EXPERIMENTAL_ROLLOUT_REFACTOR=1 selects the continuous scheduler, which finishes prompts as they come:
     --dynamic-filter, --keep-groups and --groups-at-once need it.

@@ -12,6 +12,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
+from miles_core.cli.engine_flags import serving_urls
 from miles_core.cli.rollout_view import say
 from miles_core.engine.base import EngineConfig
 from miles_core.errors import ConfigError, EngineUnreachable, MilesError
@@ -52,8 +53,9 @@ def served(plan: Plan, state: RolloutState) -> Iterator[Place]:
         urls, place = _launch(plan, stack)
         if plan.engine is None:  # one that we started has answered already
             urls = urls_that_answer(urls)
-        note_engines(state, urls, limit=plan.flags.engine_concurrency)
-        server = stack.enter_context(ServerThread(_server_settings(plan, urls)))
+        limit = plan.flags.engine_concurrency
+        note_engines(state, urls, limit=limit)
+        server = stack.enter_context(ServerThread(_server_settings(plan, urls), turns_at_once=limit))
         state.family = server.parts.family
         note_session_server(state.args, server.url, server.instance_id)
         yield place
@@ -98,12 +100,13 @@ def _launch(plan: Plan, stack: ExitStack) -> tuple[tuple[str, ...], Place]:
         checkpoint=str(plan.checkpoint),
         tito_model=str(plan.flags.tito_model),
         log_file=plan.flags.output / "engine.log",
+        options=plan.engine_flags,
         progress=say,
     )
     engine = plan.engine.call("launch_engine", config)
     stack.callback(engine.close)
-    text = f"{plan.engine.describe()} at {', '.join(engine.urls)}"
-    return tuple(engine.urls), Place(text, engine.alive, config.log_file)
+    urls = serving_urls(plan.flags.engines[0], engine)
+    return urls, Place(f"{plan.engine.describe()} at {', '.join(urls)}", engine.alive, config.log_file)
 
 
 def _server_settings(plan: Plan, urls: tuple[str, ...]) -> ServerSettings:
@@ -149,7 +152,7 @@ def _context_length(url: str) -> int | None:
     try:
         with _OPENER.open(f"{url}/v1/models", timeout=HEALTH_TIMEOUT) as reply:
             return int(json.loads(reply.read())["data"][0]["max_model_len"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
 
 
@@ -160,5 +163,5 @@ def _instance_id(url: str) -> str:
             return str(json.loads(reply.read())["session_server_instance_id"])
     except OSError as error:
         raise MilesError(f"--session-server-url {url}: no answer: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"--session-server-url {url}: its /health is not that of a session server") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from miles_core import __version__
-from miles_core.cli.flags import located, template_kwargs
+from miles_core.cli.flags import check_is_no_address, located, template_kwargs
 from miles_core.cli.plugin_flags import parse_plugin_flags
 from miles_core.errors import ConfigError
 from miles_core.plugins import Plugin, Registry
 from miles_core.rollout.compat import selector
 from miles_core.rollout.data import Keys, Prompt, digest, read_prompts
+from miles_core.rollout.generation import check_sessions, check_tree
 from miles_core.rollout.job import NEEDS_CONTINUOUS, RunOptions
 from miles_core.rollout.rewards import Reward
 from miles_core.rollout.state import RolloutArgs
@@ -44,7 +44,13 @@ class Flags:
     groups_at_once: int | None
     limit: int | None
     output: Path
+    output_format: str
     overwrite: bool
+    partial_rollout: bool
+    pause_generation_mode: str | None
+    recompute_logprobs_via_prefill: bool
+    stop_after_failures: int
+    metrics_prompts: int
     tito_model: str | None
     engines: tuple[str, ...]
     model: str | None
@@ -87,6 +93,8 @@ class Plan:
     """Values of the flags that the plugins registered."""
     reward: Reward | None = None
     keep_group: Callable[..., Any] | None = None
+    engine_flags: tuple[str, ...] = ()
+    """Words of the command line that go to the engine that is started."""
 
     @property
     def checkpoint(self) -> str | None:
@@ -104,10 +112,17 @@ class Plan:
 def prepare(flags: Flags, extra: Sequence[str]) -> Plan:
     """Read and load everything named on the command line; whatever is wrong with it is an error here."""
     if flags.compat:
-        flags = replace(flags, generate=selector("generator", flags.generate))
+        flags = replace(
+            flags,
+            generate=selector("generator", flags.generate),
+            pick_samples=selector("sample-hook", flags.pick_samples),
+            postprocess_samples=selector("sample-hook", flags.postprocess_samples),
+        )
     registry = Registry.discover()
+    starts_engine = any("://" not in engine for engine in flags.engines)
     generator = registry.load("generator", flags.generate)
     agent = registry.load("agent", flags.agent) if flags.agent else None
+    values, engine_flags = parse_plugin_flags([generator, *([agent] if agent else [])], extra, for_engine=starts_engine)
     plan = Plan(
         flags=flags,
         prompts=(prompts := read_prompts(flags.prompts, _keys(flags)))[: flags.limit],
@@ -116,15 +131,20 @@ def prepare(flags: Flags, extra: Sequence[str]) -> Plan:
         generator=generator,
         engine=None,
         template_kwargs=template_kwargs(flags.apply_chat_template_kwargs),
-        extra=parse_plugin_flags([generator, *([agent] if agent else [])], extra),
+        extra=values,
+        engine_flags=engine_flags,
     )
-    if flags.agent is None and flags.generate == "agentic":
+    if agent is None and _is_agentic(generator):
         raise ConfigError("--generate agentic needs an agent: give --agent NAME, for example --agent calculator")
     _check_groups(plan, registry)
     if agent and agent.has("configure_agent"):
         agent.call("configure_agent", args_of(plan))
-    if flags.apply_chat_template:
-        _check_rendering(flags)
+    args = args_of(plan)
+    (check_sessions if _is_agentic(generator) else check_tree)(args)
+    if flags.apply_chat_template and flags.session_server_url:
+        raise ConfigError(
+            "--apply-chat-template needs the model family here, and --session-server-url has it\n  use --engine instead"
+        )
     if flags.session_server_url:
         if flags.engines:
             raise ConfigError("--session-server-url has an engine already: leave out --engine")
@@ -134,17 +154,9 @@ def prepare(flags: Flags, extra: Sequence[str]) -> Plan:
     return plan
 
 
-def _check_rendering(flags: Flags) -> None:
-    """Sessions take messages, and render them themselves."""
-    if flags.generate == "agentic":
-        raise ConfigError(
-            "--apply-chat-template with --generate agentic: an agent works with messages, which the session renders\n"
-            "  leave the flag out; settings of the template go into --apply-chat-template-kwargs"
-        )
-    if flags.session_server_url:
-        raise ConfigError(
-            "--apply-chat-template needs the model family here, and --session-server-url has it\n  use --engine instead"
-        )
+def _is_agentic(generator: Plugin) -> bool:
+    """Whether it works with sessions, however it was named."""
+    return generator.record.builtin and generator.record.name == "agentic"
 
 
 def _keys(flags: Flags) -> Keys | None:
@@ -157,11 +169,6 @@ def _check_groups(plan: Plan, registry: Registry) -> None:
     flags = plan.flags
     if flags.group_reward and flags.reward_function is None:
         raise ConfigError("--group-reward says how the reward function is called: give --reward-function PATH")
-    if flags.group_reward and flags.history == "tree":
-        raise ConfigError(
-            "--group-reward with --history tree would be computed across the leaves of one rollout\n"
-            "  use --history linear, or a reward function for single samples, without --group-reward"
-        )
     options_of(flags)
     if flags.reward_function:
         plan.reward = Reward.load(flags.reward_function, per_group=flags.group_reward)
@@ -174,12 +181,6 @@ def _check_groups(plan: Plan, registry: Registry) -> None:
 def continuous() -> bool:
     """Whether the environment asks for the scheduler that finishes groups as they come."""
     return os.environ.get("MILES_EXPERIMENTAL_ROLLOUT_REFACTOR", "") == "1"
-
-
-def _check_is_no_address(name: str) -> None:
-    """`host:port` looks like `distribution:name`; no plugin is called by a number."""
-    if re.fullmatch(r"[\w.-]+:\d+(/.*)?", name):
-        raise ConfigError(f"--engine {name}: the URL of an engine begins with http://; did you mean http://{name}?")
 
 
 @contextmanager
@@ -232,7 +233,7 @@ def _check_model(plan: Plan, registry: Registry) -> Plugin | None:
         raise ConfigError(f"--chat-template-path {flags.chat_template_path}: there is no such file")
     names = [engine for engine in flags.engines if "://" not in engine]
     for name in names:
-        _check_is_no_address(name)
+        check_is_no_address(name)
     if names and len(flags.engines) > 1:
         raise ConfigError(f"--engine {names[0]}: one engine is started by name, or several are given by URL")
     return registry.load("engine", names[0]) if names else None
@@ -256,6 +257,9 @@ def options_of(flags: Flags) -> RunOptions:
         concurrency=flags.concurrency,
         sample_timeout=flags.sample_timeout,
         seed=flags.seed,
+        partial=flags.partial_rollout,
+        stop_after_failures=flags.stop_after_failures or None,
+        metrics_prompts=flags.metrics_prompts,
         continuous=continuous(),
         keep_groups=flags.keep_groups,
         groups_at_once=flags.groups_at_once,
@@ -269,6 +273,10 @@ def args_of(plan: Plan) -> RolloutArgs:
         max_seq_len=plan.flags.max_seq_len,
         hf_checkpoint=plan.checkpoint,
         apply_chat_template=plan.flags.apply_chat_template,
+        partial_rollout=plan.flags.partial_rollout,
+        pause_generation_mode=plan.flags.pause_generation_mode,
+        recompute_logprobs_via_prefill=plan.flags.recompute_logprobs_via_prefill,
+        group_rm=plan.flags.group_reward,
         chat_template_kwargs=plan.template_kwargs,
         reward_key=plan.flags.reward_key,
         rollout_max_response_len=plan.flags.max_tokens,

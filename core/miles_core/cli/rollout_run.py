@@ -62,7 +62,13 @@ def _prepared(plan: Plan, stdout: Any) -> int:
 
 def _run(plan: Plan, stdout: Any) -> int:
     flags = plan.flags
-    directory = RunDirectory(flags.output, settings_of(plan), facts=facts_of(plan), overwrite=flags.overwrite)
+    directory = RunDirectory(
+        flags.output,
+        settings_of(plan),
+        facts=facts_of(plan),
+        overwrite=flags.overwrite,
+        output_format=flags.output_format,
+    )
     try:
         if directory.torn:
             say(f"cut {directory.torn} bytes off samples.jsonl that an earlier run had not finished writing")

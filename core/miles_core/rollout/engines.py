@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 TRIES = 8
 """How often one generation is asked for, on whichever worker, before its sample is given up: about ten seconds."""
 
+STOPPED: Mapping[str, Any] = {"text": "", "output_ids": [], "meta_info": {"finish_reason": {"type": "abort"}}}
+"""What is answered once the run has stopped: nothing was sampled."""
+
 ABORT_TIMEOUT = 5.0
 """Seconds an engine may take to hear that a request is no longer wanted."""
 
@@ -34,6 +37,19 @@ class Engines:
         self._limit = asyncio.Semaphore(limit) if limit else None
         self.http: aiohttp.ClientSession | None = None
         """The run's client, while it lasts."""
+        self._stopped = False
+        self._under_way: dict[str, str] = {}
+        """Request ids and their workers."""
+
+    def resume(self) -> None:
+        """Take requests again, after `stop`."""
+        self._stopped = False
+
+    async def stop(self) -> None:
+        """Have the workers stop what is under way, which is then answered with what there is, and take nothing new."""
+        self._stopped = True
+        async with http.client(self.http) as session:
+            await asyncio.gather(*(self._abort(session, worker, rid) for rid, worker in self._under_way.items()))
 
     @asynccontextmanager
     async def lane(self, key: str | None = None) -> AsyncIterator[Lane]:
@@ -56,26 +72,33 @@ class Engines:
         delay = http.FIRST_DELAY
         async with http.client(self.http) as session:
             for left in range(TRIES - 1, -1, -1):
+                if self._stopped:
+                    break
                 try:
                     return await self._once(session, lane, payload)
                 except EngineError as error:
+                    if self._stopped:
+                        break
                     if not http.may_retry(error) or not left:
                         raise
                     log.info("generation moves: %s", error.message)
-                    self._move(lane)
+                    self._move(lane, error.message)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, http.LONGEST_DELAY)
-        raise AssertionError("the last try returns or raises")
+        return dict(STOPPED)  # the last try returns or raises
 
     async def _once(self, session: aiohttp.ClientSession, lane: Lane, payload: Mapping[str, Any]) -> Any:
         """One request under a name of its own; if we are cancelled, the engine is told to stop it."""
         rid = uuid.uuid4().hex
         headers = {**self._headers, "X-SMG-Routing-Key": lane.key}
+        self._under_way[rid] = lane.worker
         try:
             reply = await http.once(session, "post", f"{lane.worker}/generate", {**payload, "rid": rid}, headers)
         except asyncio.CancelledError:
             await self._abort(session, lane.worker, rid)
             raise
+        finally:
+            del self._under_way[rid]
         self._router.recovered(lane.worker)
         return reply
 
@@ -86,8 +109,8 @@ class Engines:
         except (EngineError, TimeoutError):
             log.info("the engine at %s was not told to abort %s", worker, rid)
 
-    def _move(self, lane: Lane) -> None:
-        self._router.failed(lane.worker)
+    def _move(self, lane: Lane, reason: str) -> None:
+        self._router.failed(lane.worker, reason)
         self._router.leave(lane.worker)
         lane.worker = self._router.choose(lane.key, but=lane.worker)
         self._router.enter(lane.worker)

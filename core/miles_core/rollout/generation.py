@@ -57,6 +57,47 @@ def lane_of(state: Any, sample: Sample) -> AbstractAsyncContextManager[Lane]:
     return engines.lane(sample.routing_key)
 
 
+def check_sessions(args: Any) -> None:
+    """Settings that do not go together with sessions. Raises ConfigError naming the flag and the way out.
+
+    `args` may be a trainer's own: what it does not have is as if it were off.
+    """
+    if getattr(args, "apply_chat_template", False):
+        raise ConfigError(
+            "--apply-chat-template with --generate agentic: an agent works with messages, which the session renders\n"
+            "  leave the flag out; settings of the template go into --apply-chat-template-kwargs"
+        )
+    if getattr(args, "pause_generation_mode", None) == "abort":
+        raise ConfigError(
+            "--pause-generation-mode abort with sessions: the engine would drop the turns under way at each update of "
+            "the weights, and agents would see them fail\n  use --pause-generation-mode retract or in_place"
+        )
+    check_tree(args)
+
+
+def check_tree(args: Any) -> None:
+    """Settings that do not go together with tree histories, likewise."""
+    if getattr(args, "use_session_server", None) != "v2":
+        return
+    if getattr(args, "partial_rollout", False):
+        raise ConfigError(
+            "--partial-rollout with tree histories (--history tree, --use-session-server v2): a tree cannot be gone on "
+            "with later\n  leave --partial-rollout out, or use --history linear"
+        )
+    if getattr(args, "group_rm", False):
+        raise ConfigError(
+            "--group-reward (--group-rm) with tree histories (--history tree, --use-session-server v2) would be "
+            "computed across the leaves of one rollout\n  use --history linear, or a reward function for single "
+            "samples, without --group-reward"
+        )
+    if getattr(args, "recompute_logprobs_via_prefill", False):
+        raise ConfigError(
+            "--recompute-logprobs-via-prefill with tree histories (--history tree, --use-session-server v2): leaves "
+            "share tokens, and would be scored again one by one\n  leave the flag out, samples have the "
+            "log-probabilities they were sampled with, or use --history linear"
+        )
+
+
 def is_over(sample: Sample) -> bool:
     """Whether nothing is left to generate; what is pending or was aborted goes on."""
     return sample.status not in (SampleStatus.PENDING, SampleStatus.ABORTED)

@@ -26,6 +26,8 @@ class Group:
     finished: list[tuple[Job, list[Sample], float]] = field(default_factory=list)
     """Each rollout with its samples and when it started."""
     admitted: bool = False
+    held: bool = False
+    """Whether one of them was aborted, and a later run goes on with it."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property

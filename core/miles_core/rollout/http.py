@@ -75,7 +75,7 @@ async def once(
         raise EngineError(f"{what}: {response.status}: {said(content)}", status=response.status)
     try:
         return json.loads(content) if content else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EngineReplyError(f"{what}: the answer is not JSON: {error}") from error
 
 
@@ -84,7 +84,7 @@ def said(content: bytes) -> str:
     text = content[:MAX_TEXT].decode("utf-8", "replace")
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     error = found.get("error", found) if isinstance(found, dict) else found
     return str(error.get("message", error) if isinstance(error, dict) else error)[:MAX_TEXT]

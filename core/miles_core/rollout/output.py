@@ -1,8 +1,9 @@
 """The folder of one run: durable appends, and what an interrupted run left to continue from.
 
 `samples.jsonl` has one line per finished sample, `failures.jsonl` one per failed attempt, `filtered.jsonl` one per
-group that a filter left out, `run.json` the settings that make samples comparable, `summary.json` the totals. A line is
-on disk when `append` returns.
+group that a filter left out, `partial.jsonl` one per rollout that a run was stopped in, `metrics.jsonl` one per step,
+`run.json` the settings that make samples comparable, `summary.json` the totals. Samples are on disk when `append`
+returns. With another format than JSON lines, `parts` says what becomes of `samples.jsonl`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from typing import IO, Any
 import orjson
 
 from miles_core.errors import ConfigError
+from miles_core.rollout.parts import array_of, check_format, part_files, read_part, text_of, write_part
 from miles_core.types import Sample
 
 SCHEMA = 1
 RUN, SAMPLES, FAILURES, SUMMARY = "run.json", "samples.jsonl", "failures.jsonl", "summary.json"
-FILTERED = "filtered.jsonl"
+FILTERED, PARTIAL, METRICS = "filtered.jsonl", "partial.jsonl", "metrics.jsonl"
+
+PART_BYTES = 64 * 2**20
+"""With another format than JSON lines: so many bytes of lines become a file."""
 
 DISK_TROUBLE = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EROFS, errno.EIO)
 """What a full or failing disk answers."""
@@ -37,7 +42,8 @@ Record = dict[str, Any]
 class RunDirectory:
     """An open output folder; only one process may have it open.
 
-    `settings` are compared with those of the run that is continued; `facts` are noted beside them.
+    `settings` are compared with those of the run that is continued; `facts` are noted beside them. `output_format` is
+    how samples are kept, see `parts`; a run may go on in another one.
     """
 
     def __init__(
@@ -47,20 +53,27 @@ class RunDirectory:
         *,
         facts: Mapping[str, Any] | None = None,
         overwrite: bool = False,
+        output_format: str = "jsonl",
     ) -> None:
-        self.path = path
+        check_format(output_format)
+        self.path, self.output_format = path, output_format
         self._pending: list[bytes] = []
+        self._is_ours = False
         self._lock = asyncio.Lock()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="samples")
         self._samples = _open_locked(path)
         try:
             if overwrite:
                 self._samples.truncate(0)
-                for name in (RUN, FAILURES, FILTERED, SUMMARY):
+                for name in (RUN, FAILURES, FILTERED, SUMMARY, PARTIAL, METRICS):
                     (path / name).unlink(missing_ok=True)
-            _check_settings(path, settings, empty=self._samples.seek(0, os.SEEK_END) == 0)
+                for part in part_files(path):
+                    part.unlink()
+            _check_settings(path, settings, empty=self._samples.seek(0, os.SEEK_END) == 0 and not part_files(path))
             write_json(path / RUN, {"schema": SCHEMA, "settings": dict(settings), **(facts or {})})
             self.torn = cut_torn_tail(self._samples)
+            self._drop_converted()
+            self._is_ours = True
         except BaseException:
             self.close()
             raise
@@ -102,6 +115,30 @@ class RunDirectory:
             return
         yield from (orjson.loads(line) for line in lines if line.endswith(b"\n"))
 
+    def partials(self) -> Iterator[Record]:
+        """The rollouts that an earlier run was stopped in, as far as they came."""
+        if (self.path / PARTIAL).exists():
+            yield from _lines(self.path / PARTIAL)
+
+    def write_partials(self, records: Sequence[Record]) -> None:
+        """Replace them; without any, there is no file."""
+        if records:
+            _replace(self.path / PARTIAL, b"".join(map(encode_line, records)))
+        else:
+            (self.path / PARTIAL).unlink(missing_ok=True)
+
+    def note_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Add the line of one step."""
+        with (self.path / METRICS).open("ab") as file:
+            file.write(json.dumps(metrics, allow_nan=False).encode() + b"\n")
+
+    def steps(self) -> int:
+        """How many steps earlier runs have noted."""
+        try:
+            return (self.path / METRICS).read_bytes().count(b"\n")
+        except FileNotFoundError:
+            return 0
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace `summary.json`."""
         write_json(self.path / SUMMARY, summary)
@@ -113,41 +150,62 @@ class RunDirectory:
             if self._pending:
                 self._write(b"".join(self._pending))
                 self._pending.clear()
-            self._samples.close()
+            try:
+                self._convert()
+            finally:
+                self._samples.close()
 
     def _write(self, data: bytes) -> None:
         self._samples.write(data)
         self._samples.flush()
         os.fsync(self._samples.fileno())
+        if self._samples.tell() >= PART_BYTES:
+            self._convert()
+
+    def _convert(self) -> None:
+        """With another format than JSON lines: the lines so far become one file."""
+        if self.output_format == "jsonl" or not self._is_ours or not self._samples.seek(0, os.SEEK_END):
+            return
+        records = list(_lines(self.path / SAMPLES))
+        write_part(self.path, self.output_format, records)
+        self._samples.truncate(0)
+        os.fsync(self._samples.fileno())
+
+    def _drop_converted(self) -> None:
+        """A crash may have left lines behind that had just become a file."""
+        parts = part_files(self.path)
+        if not parts or not self._samples.seek(0, os.SEEK_END):
+            return
+        first, written = next(_lines(self.path / SAMPLES)), next(read_part(parts[-1]))
+        if all(first[key] == written[key] for key in ("prompt_hash", "prompt_index", "sample_index")):
+            self._samples.truncate(0)
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Every line of the folder's `samples.jsonl`; a damaged one is an error that names it."""
-    with (path / SAMPLES).open("rb") as file:
+    """Every finished sample of the folder, whatever its format; a damaged line or file is an error that names it."""
+    for part in part_files(path):
+        yield from read_part(part)
+    yield from _lines(path / SAMPLES)
+
+
+def _lines(path: Path) -> Iterator[Record]:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             record = _parse(line)
             if record is None:
-                raise ConfigError(
-                    f"{path / SAMPLES}:{number}: damaged: not a sample; remove the line, or choose another folder"
-                )
+                raise ConfigError(f"{path}:{number}: damaged: not a sample; remove the line, or choose another folder")
             yield record
 
 
 def read_samples(path: Path) -> Iterator[Sample]:
     """Every finished sample of the folder, as the generate function left it; keys beside its fields are attributes."""
     for record in read_records(path):
-        yield Sample.from_dict({key: _array(value) for key, value in record.items()})
+        yield sample_of(record)
 
 
-def _array(value: Any) -> Any:
-    """The inverse of `_plain` for arrays."""
-    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "base64"}:
-        return value
-    import base64
-
-    import numpy as np
-
-    return np.frombuffer(base64.b64decode(value["base64"]), dtype=value["dtype"]).reshape(value["shape"])
+def sample_of(record: Record) -> Sample:
+    """The sample of one record."""
+    return Sample.from_dict({key: array_of(value) for key, value in record.items()})
 
 
 def read_run(path: Path) -> dict[str, Any]:
@@ -173,9 +231,13 @@ def encode_line(record: Mapping[str, Any]) -> bytes:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace the file as a whole: readers see the old text or the new one."""
+    _replace(path, json.dumps(value, indent=2, allow_nan=False, default=str).encode() + b"\n")
+
+
+def _replace(path: Path, data: bytes) -> None:
     new = path.with_name(path.name + ".new")
     with new.open("wb") as file:
-        file.write(json.dumps(value, indent=2, allow_nan=False, default=str).encode() + b"\n")
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
@@ -270,15 +332,12 @@ def _short(value: object) -> str:
 
 def _plain(value: Any) -> Any:
     """numpy's scalars as numbers, and arrays as dtype, shape and base64 of the bytes in C order."""
-    import base64
-
     import numpy as np
 
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray) and value.dtype != object:
-        data = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode("ascii")
-        return {"dtype": value.dtype.name, "shape": list(value.shape), "base64": data}
+        return text_of(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 

@@ -1,4 +1,4 @@
-"""Run every prompt's rollouts concurrently; a failing one costs itself, an interrupt costs those under way."""
+"""Run every prompt's rollouts concurrently; a failing one costs itself, an interrupt at most those under way."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from miles_core.errors import ConfigError, MilesError, PluginContractError
+from miles_core.errors import ConfigError, PluginContractError
+from miles_core.rollout.alike import Alike, RolloutFailed
 from miles_core.rollout.data import Prompt
 from miles_core.rollout.generation import rendered
 from miles_core.rollout.groups import Group, KeepGroup, decide
 from miles_core.rollout.job import NEEDS_CONTINUOUS, Job, RunOptions, encoded, new_sample, sample_seed
 from miles_core.rollout.loader import Generate
+from miles_core.rollout.metrics import Steps
 from miles_core.rollout.output import Record, RunDirectory
+from miles_core.rollout.partial import Partials, has_nothing, is_partial
 from miles_core.rollout.rewards import Reward, checked
 from miles_core.rollout.state import RolloutState
 from miles_core.rollout.summary import Tally
-from miles_core.types import GenerateFnInput, Sample, SampleStatus
+from miles_core.types import GenerateFnInput, Sample
 
 if TYPE_CHECKING:
     import aiohttp
@@ -31,9 +34,8 @@ ABORT_TIMEOUT = 30.0
 SHOWN_FAILURES = 10
 """More than that are only written to the file."""
 
-
-class RolloutFailed(MilesError):
-    """A rollout ended without anything to keep; the message says why."""
+GRACE = 5.0
+"""Seconds in which generate functions may hand back what they have, where stopped rollouts are kept."""
 
 
 class RolloutRunner:
@@ -42,6 +44,10 @@ class RolloutRunner:
     `observer` is called after each rollout, with the totals so far; `deliver` with the samples of each that is kept.
     Without a `directory` nothing is written. With a filter, group rewards or `keep_groups`, the samples of a prompt
     wait for each other; of failed rollouts there are none, and the group goes on without them.
+
+    Every rollout ends in one of five ways: its samples are kept, it failed, a filter left it out, it was aborted, or it
+    was not begun. Of the aborted ones, `options.partial` keeps those that have tokens, and those whose group was not
+    over.
     """
 
     def __init__(
@@ -61,15 +67,31 @@ class RolloutRunner:
         self.state, self.generate, self.directory, self.options = state, generate, directory, options
         self.observer, self.reward, self.keep_group, self.deliver = observer, reward, keep_group, deliver
         self.waits = keep_group is not None or options.keep_groups is not None or bool(reward and reward.per_group)
-        self.tally = Tally()
+        self.tally = Tally(reward_key=state.args.reward_key)
+        self.alike, self.groups_alike = Alike(options.stop_after_failures), Alike(options.stop_after_failures)
+        self.partials: Partials | None = None
+        self.steps = self._steps(directory)
         self.done: set[tuple[str, int, int]] = set()
         self._groups: dict[int, Group] = {}
         self._over: set[tuple[str, int]] = set()
+        self._busy: set[asyncio.Task[None] | None] = set()
+        self._under_way: set[tuple[str, int, int]] = set()
+        self._took: dict[tuple[str, int, int], float] = {}
         self._enough = asyncio.Event()
         self._writes: set[asyncio.Task[None]] = set()
         self._admission = asyncio.Semaphore(options.groups_at_once) if options.groups_at_once else None
+        if options.partial:
+            if directory is None:
+                raise ConfigError("--partial-rollout keeps rollouts in the output folder, and there is none")
+            self.partials = Partials(directory)
         if directory is not None:
             self._read(directory)
+
+    def _steps(self, directory: RunDirectory | None) -> Steps:
+        size = self.options.metrics_prompts * self.options.samples_per_prompt
+        if directory is None:
+            return Steps(size, lambda line: None)
+        return Steps(size, directory.note_metrics, first=directory.steps(), reward_key=self.state.args.reward_key)
 
     def _read(self, directory: RunDirectory) -> None:
         """What an earlier run has finished, and which groups it has left out."""
@@ -81,15 +103,20 @@ class RolloutRunner:
         for note in directory.filtered():
             self._over.add((note["prompt_hash"], note["prompt_index"]))
             self.tally.groups_filtered += 1
+            self.tally.filtered_rollouts += note["rollouts"]
+        if self.partials is not None:
+            self.partials.drop_where(lambda key: key in self.done or (self.waits and key[:2] in self._over))
 
     def jobs(self, prompts: Iterable[Prompt]) -> list[Job]:
-        """What is left to do: each prompt's samples side by side, in the prompts' order.
+        """What is left to do: each prompt's samples side by side, in the prompts' order, those to go on with first.
 
         Where samples wait for each other, a prompt that has any is done.
         """
         if self._has_enough():
             return []
-        jobs = (Job(prompt, at) for prompt in prompts for at in range(self.options.samples_per_prompt))
+        begun = self.partials.prompts if self.partials is not None else set()
+        ordered = sorted(prompts, key=lambda prompt: (prompt.hash, prompt.index) not in begun)
+        jobs = (Job(prompt, at) for prompt in ordered for at in range(self.options.samples_per_prompt))
         if not self.waits:
             return [job for job in jobs if job.key not in self.done]
         return [job for job in jobs if job.key[:2] not in self._over]
@@ -98,9 +125,13 @@ class RolloutRunner:
         """Do all jobs; cancelling it stops those under way, keeps what is finished, and calls the agent's abort."""
         import aiohttp
 
+        self.state.aborted = False  # of an earlier run with this state
+        self.tally.not_begun = len(jobs)
+        self.steps.start()
         for job in jobs:
             group = self._groups.setdefault(job.prompt.index, Group(0, 0))
             group.size, group.due = group.size + 1, group.due + 1
+            self.steps.expect(job.prompt.index)
         waiting = iter(jobs)
         timeout = aiohttp.ClientTimeout(total=None, connect=60)
         # shorter than the server keeps a connection: an agent may think for exactly that long
@@ -115,11 +146,33 @@ class RolloutRunner:
                 await asyncio.gather(*self._writes)
             finally:
                 self.state.aborted = True
+                if self.partials is not None:
+                    await self._let_return(tasks)
                 await _cancel([*tasks, enough, *self._writes])
-                self.tally.aborted += self.tally.running + self._waiting()
-                self.tally.running = 0
+                self._account()
                 await self._abort()
                 self._share(None)
+
+    async def _let_return(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Have the engines stop, and generate functions hand back what they have."""
+        left = [task for task in tasks if task in self._busy]
+        if not left:
+            return
+        if self.state.engines is not None:
+            await self.state.engines.stop()
+        await asyncio.wait(left, timeout=GRACE)
+
+    def _account(self) -> None:
+        """Note what becomes of rollouts that are not finished."""
+        stopped = self.tally.running + self._waiting()
+        self.tally.aborted += stopped
+        self.tally.running = 0
+        self.steps.aborted(stopped)
+        self.steps.close()
+        if self.partials is not None:
+            for job, samples, _ in [entry for group in self._groups.values() for entry in group.finished]:
+                self.tally.partial += self.partials.keep(job, samples)
+            self.partials.write()
 
     def _waiting(self) -> int:
         """Rollouts that are over, and whose group will not be."""
@@ -133,17 +186,31 @@ class RolloutRunner:
         self.state.http = http
         if self.state.engines is not None:
             self.state.engines.http = http
+            self.state.engines.resume()
 
     async def _work(self, waiting: Iterator[Job]) -> None:
         for job in waiting:
+            if self.state.aborted:
+                return
             group = self._groups[job.prompt.index]
             await self._admit(group)
-            self.tally.running += 1
+            self._under_way.add(job.key)
+            self.tally.running = len(self._under_way)
+            self.tally.not_begun -= 1
+            self._busy.add(asyncio.current_task())
             await self._do(job, group)
-            self.tally.running -= 1
-            if self.waits and group.settled:
+            self._is_over(job.key)
+            if group.settled:
                 await self._settle(group)
+            self._busy.discard(asyncio.current_task())
             self.observer(self.tally)
+            self.alike.check()
+            self.groups_alike.check()
+
+    def _is_over(self, key: tuple[str, int, int]) -> None:
+        """A rollout has come to an end and been counted."""
+        self._under_way.discard(key)
+        self.tally.running = len(self._under_way)
 
     async def _admit(self, group: Group) -> None:
         """Wait until there is room for one more group; its other rollouts then come in with it."""
@@ -159,7 +226,9 @@ class RolloutRunner:
         started = time.monotonic()
         try:
             samples = await self._rollout(job)
-            written = None if self.waits else encoded([(job, samples, started)])
+            self._took[job.key] = time.monotonic() - started
+            held = self._is_held(samples)
+            written = None if self.waits or held else encoded([(job, samples, started)])
         except ConfigError:
             raise
         except asyncio.CancelledError:
@@ -169,17 +238,33 @@ class RolloutRunner:
         except (Exception, SystemExit) as error:
             self._fail(job, error, started)
         else:
-            if written is None:
+            if not has_nothing(samples):
+                self.alike.succeeded()
+            if held:
+                self._hold(job, samples, group)
+            elif written is None:
                 group.finished.append((job, samples, started))
             else:
                 await self._write(*written, samples)
         group.due -= 1
 
+    def _hold(self, job: Job, samples: list[Sample], group: Group) -> None:
+        """Keep an aborted rollout for a later run, if it has tokens; its group then is not over in this one."""
+        group.held = True
+        self.tally.aborted += 1
+        if self.partials is not None and is_partial(samples):
+            self.tally.partial += self.partials.keep(job, samples)
+        self.steps.aborted()
+
+    def _is_held(self, samples: Sequence[Sample]) -> bool:
+        """Whether a rollout came back unfinished, for a later run to go on with, or to begin."""
+        return (self.partials is not None and is_partial(samples)) or (self.state.aborted and has_nothing(samples))
+
     async def _settle(self, group: Group) -> None:
         """All rollouts of a group are over: reward it, and keep it or leave it out."""
         if self._admission is not None:
             self._admission.release()
-        if not group.finished or self._enough.is_set():
+        if not self.waits or group.held or not group.finished or self._enough.is_set():
             return
         try:
             if self.reward is not None and self.reward.per_group:
@@ -193,7 +278,7 @@ class RolloutRunner:
         except Exception as error:
             finished, group.finished = group.finished, []
             for job, _, started in finished:
-                self._fail(job, error, started)
+                self._fail(job, error, started, self.groups_alike)
             return
         if self._enough.is_set():
             return
@@ -220,21 +305,48 @@ class RolloutRunner:
 
     async def _write(self, records: Sequence[Record], lines: bytes, samples: list[Sample]) -> None:
         """Count, write and hand on samples that are kept."""
-        for record in records:  # first: a cancelled append still gets to the disk, when the folder closes
+        # before anything is waited for: a cancelled append still gets to the disk, when the folder closes
+        for record in records:
             self.tally.add(record)
+        keys = {(each["prompt_hash"], each["prompt_index"], each["sample_index"]): None for each in records}
+        for key in keys:
+            self._is_over(key)
+            self._drop_partial(key)
+        self.steps.kept(records, [self._took.pop(key, 0.0) for key in keys])
+        self.groups_alike.succeeded()
         if self.directory is not None:
             await self.directory.append_lines(lines)
         if self.deliver is not None:
             await self.deliver(samples)
 
+    def _drop_partial(self, key: tuple[str, int, int]) -> None:
+        if self.partials is not None:
+            self.partials.drop(key)
+
     def _leave_out(self, prompt: Prompt, leaves: Sequence[int], reason: str) -> None:
         self.tally.groups_filtered += 1
+        self.tally.filtered_rollouts += len(leaves)
+        self.steps.group_left_out(prompt.index, len(leaves))
+        self.groups_alike.succeeded()
+        for at in range(self.options.samples_per_prompt):
+            self._drop_partial(Job(prompt, at).key)
         if self.directory is not None:
             note = {"prompt_hash": prompt.hash, "prompt_index": prompt.index, "rollouts": len(leaves)}
             self.directory.note_filtered({**note, "samples": sum(leaves), "reason": reason, "time": time.time()})
 
     async def _rollout(self, job: Job) -> list[Sample]:
-        sample = new_sample(job, self.options.samples_per_prompt)
+        begun = self.partials.start(job.key) if self.partials is not None else None
+        if begun is not None and not is_partial(begun):
+            return begun  # it was over, and its group was not
+        sample = begun[0] if begun else new_sample(job, self.options.samples_per_prompt)
+        try:
+            return await self._generated(job, sample)
+        except asyncio.CancelledError:
+            if self.partials is not None and is_partial([sample]):
+                self.tally.partial += self.partials.keep(job, [sample])
+            raise
+
+    async def _generated(self, job: Job, sample: Sample) -> list[Sample]:
         if self.state.args.apply_chat_template:
             sample.prompt = rendered(self.state, sample)
         params = dict(self.state.sampling_params)
@@ -255,15 +367,18 @@ class RolloutRunner:
             raise
         for each in samples:
             each.reward = checked(each.reward)
-        if all(each.status is SampleStatus.ABORTED and not each.tokens for each in samples):
+        if has_nothing(samples) and not self.state.aborted:
             raise RolloutFailed(str(samples[0].metadata.get("agent_error") or "aborted before its first turn"))
         return samples
 
-    def _fail(self, job: Job, error: BaseException, started: float) -> None:
+    def _fail(self, job: Job, error: BaseException, started: float, alike: Alike | None = None) -> None:
         self.tally.failures += 1
+        self.steps.failed(job.prompt.index)
+        self._drop_partial(job.key)
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, RolloutFailed):
             text = error.message
+        (alike or self.alike).failed(text)
         level = logging.WARNING if self.tally.failures <= SHOWN_FAILURES else logging.DEBUG
         log.log(level, "prompt %d sample %d failed: %s", job.prompt.index, job.sample_index, text)
         if self.directory is None:

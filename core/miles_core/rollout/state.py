@@ -76,6 +76,11 @@ class RolloutArgs:
     apply_chat_template: bool = False
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     partial_rollout: bool = False
+    pause_generation_mode: str | None = None
+    """How a trainer pauses the engine for new weights: `abort`, `retract` or `in_place`."""
+    recompute_logprobs_via_prefill: bool = False
+    """Whether a trainer scores the samples again with a prefill of the engine."""
+    group_rm: bool = False
     use_rollout_routing_replay: bool = False
     use_rollout_indexer_replay: bool = False
     save_debug_trajectory_data: str | None = None

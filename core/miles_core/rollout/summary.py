@@ -58,6 +58,11 @@ class Tally:
     samples_with_mismatch: int = 0
     agent_errors: int = 0
     rolled_back: int = 0
+    reward_key: str | None = None
+    partial: int = 0
+    """Of the aborted rollouts, those kept for a later run to go on with."""
+    filtered_rollouts: int = 0
+    not_begun: int = 0
     running: int = 0
     """Rollouts under way."""
     aborted: int = 0
@@ -78,8 +83,9 @@ class Tally:
         self.trained_tokens += sum(record["loss_mask"] or ())
         self.statuses[record["status"]] += 1
         self.turns.add(count_turns(record))
-        if isinstance(record["reward"], (int, float)) and record["leaf_index"] == 0:  # a rollout counts once
-            self.reward.add(float(record["reward"]))
+        reward = reward_of(record, self.reward_key)
+        if reward is not None and record["leaf_index"] == 0:  # a rollout counts once
+            self.reward.add(reward)
         self._add_metadata(record["metadata"])
 
     def _add_metadata(self, metadata: Mapping[str, Any]) -> None:
@@ -93,6 +99,14 @@ class Tally:
     def share_trained(self) -> float | None:
         """The part of all tokens that the loss mask trains on."""
         return self.trained_tokens / self.tokens if self.tokens else None
+
+
+def reward_of(record: Mapping[str, Any], key: str | None) -> float | None:
+    """A record's reward as a number, of several the one named by `key`; None if there is none."""
+    reward = record["reward"]
+    if isinstance(reward, Mapping):
+        reward = reward.get(key) if key else None
+    return float(reward) if isinstance(reward, (int, float)) else None
 
 
 def count_turns(record: Mapping[str, Any]) -> int:
@@ -115,8 +129,11 @@ def summarize(tally: Tally, *, wall_time: float, interrupted: bool = False) -> d
         "resumed_samples": tally.resumed,
         "failures": tally.failures,
         "aborted_rollouts": tally.aborted,
+        "partial_rollouts": tally.partial,
+        "rollouts_not_begun": tally.not_begun,
         "groups_kept": tally.groups_kept,
         "groups_filtered": tally.groups_filtered,
+        "filtered_rollouts": tally.filtered_rollouts,
         "agent_errors": tally.agent_errors,
         "samples_with_lost_turns": tally.rolled_back,
         "reward": tally.reward.to_dict(),
@@ -174,8 +191,12 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _group_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Only where something was left out or stopped."""
     kept, filtered, aborted = (summary[key] for key in ("groups_kept", "groups_filtered", "aborted_rollouts"))
+    going_on = summary["partial_rollouts"]
+    later = f", {going_on:,} of them to go on with" if going_on else ""
     groups = [("groups", f"{kept:,} kept, {filtered:,} left out by the filter")] if filtered else []
-    return groups + ([("aborted", f"{aborted:,} rollouts")] if aborted else [])
+    left = summary["rollouts_not_begun"]
+    rest = f"; {left:,} were not begun" if left else ""
+    return groups + ([("aborted", f"{aborted:,} rollouts{later}{rest}")] if aborted or left else [])
 
 
 def _lost_turns(samples: int) -> str:

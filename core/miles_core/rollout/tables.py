@@ -61,7 +61,7 @@ def _files(path: Path) -> Sequence[Path]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--prompts {path}: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"--prompts {path}: not an object")

@@ -146,7 +146,7 @@ def read_result(path: Path, fault: str | None) -> dict[str, Any]:
         result = value
     except FileNotFoundError:
         pass
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         fault = fault or f"the result in MILES_RESULT_FILE is no JSON object: {error}"
     return {**result, "agent_error": fault} if fault else result
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from miles_core.errors import ConfigError, MilesError
+from miles_core.rollout import generation
 from miles_core.types import GenerateFnInput, GenerateFnOutput, Sample, SampleStatus
 
 if TYPE_CHECKING:
@@ -46,6 +47,12 @@ _SGLANG_FIELDS = """
 _CHAT_FIELDS = frozenset(_OPENAI_FIELDS.split() + _SGLANG_FIELDS.split())
 """What the engine's chat request knows, without what the session server sets itself."""
 
+_OF_A_SESSION = (
+    "accumulated_token_ids", "max_trim_tokens", "tito_session_mismatch", "tools_changed", "control_tokens", "aborted",
+    "lifecycle", "weight_spans", "diverged", "agent_error", "collect_error", "empty_reason",
+)  # fmt: skip
+"""Metadata that an earlier attempt has left."""
+
 _SERVER_KEYS = frozenset({"accumulated_token_ids", "tito_session_mismatch", "leaf"})
 """Metadata that the agent cannot replace."""
 
@@ -68,7 +75,10 @@ async def generate(input: GenerateFnInput) -> GenerateFnOutput:
     """One rollout of the run's agent: one sample, or in tree mode a list of siblings."""
     if input.state.agent is None:
         raise ConfigError("the agentic generate function needs an agent: give --agent NAME")
-    _check_args(input.args)
+    generation.check_sessions(input.args)
+    _begin_anew(input.sample)
+    if (length := _too_long(input)) is not None:
+        return GenerateFnOutput(_not_run(input, length))
     async with _client(input.state) as http:
         session = await _create(http, input.args)
         try:
@@ -79,18 +89,27 @@ async def generate(input: GenerateFnInput) -> GenerateFnOutput:
     return GenerateFnOutput(samples[0] if len(samples) == 1 else samples)
 
 
-def _check_args(args: Any) -> None:
-    """Settings of a trainer that cannot go together with sessions. Raises ConfigError naming flag and way out."""
-    if getattr(args, "partial_rollout", False) and getattr(args, "use_session_server", None) == "v2":
-        raise ConfigError(
-            "--partial-rollout with tree histories (--use-session-server v2): a tree cannot be gone on with later; "
-            "leave --partial-rollout out, or use --use-session-server v1"
-        )
-    if getattr(args, "apply_chat_template", False):
-        raise ConfigError(
-            "--apply-chat-template with the agentic generate function: an agent works with messages, which the session "
-            "renders; leave the flag out"
-        )
+def _begin_anew(sample: Sample) -> None:
+    """An agent cannot be gone on with: of an attempt that was aborted nothing stays."""
+    if sample.status is SampleStatus.ABORTED:
+        sample.reset_for_retry()
+        sample.metadata = {key: value for key, value in sample.metadata.items() if key not in _OF_A_SESSION}
+
+
+def _too_long(input: GenerateFnInput) -> int | None:
+    """How many tokens the prompt has, if they leave no room for an answer; None also where nobody here can tell."""
+    limit = getattr(input.args, "max_seq_len", None)
+    if limit is None or getattr(input.state, "family", None) is None:
+        return None
+    length = len(generation.prompt_ids(input.state, input.sample))
+    return length if length >= limit else None
+
+
+def _not_run(input: GenerateFnInput, length: int) -> Sample:
+    """A truncated sample without a turn, and a word about it."""
+    text = f"the prompt has {length} tokens, and --max-seq-len is {input.args.max_seq_len}: the agent was not run"
+    log.warning("sample %s: %s", input.sample.index, text)
+    return _without_turns(input.sample, SampleStatus.TRUNCATED, {"empty_reason": "all_truncated", "agent_error": text})
 
 
 def chat_request_kwargs(sampling_params: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,10 +262,14 @@ async def _create(http: aiohttp.ClientSession, args: Any) -> _Session:
     async with http.post(url, json={}, headers=_headers(args)) as response:
         payload = await response.read()
         _check(response.status, payload, f"POST {url}")
-    reply = json.loads(payload)
-    own = f"{url}/{reply['session_id']}"
+    try:
+        reply = json.loads(payload)
+        session_id = str(reply["session_id"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise SessionServerError(f"POST {url}: no session server answers there: {_text(error)}", status=502) from error
+    own = f"{url}/{session_id}"
     key = reply.get("api_key") or getattr(args, "session_api_key", None)
-    return _Session(reply["session_id"], own, reply.get("base_url") or own, key)
+    return _Session(session_id, own, reply.get("base_url") or own, key)
 
 
 async def _delete(http: aiohttp.ClientSession, args: Any, session: _Session) -> None:
@@ -266,7 +289,7 @@ def _check(status: int, payload: bytes, request: str) -> None:
         text = payload[:2000].decode("utf-8", "replace")
         try:
             text = str(json.loads(payload)["error"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             pass
         raise SessionServerError(f"{request}: {status}: {text}", status=status)
 

@@ -60,9 +60,14 @@ async def generate(input: GenerateFnInput) -> GenerateFnOutput:
     if not generation.is_over(sample):
         loop = _Loop.of(input)
         generation.begin(input.state, sample, loop.tools)
-        async with generation.lane_of(input.state, sample) as lane:
-            await loop.run(sample, lane)
-        generation.spell(input.state, sample)
+        try:
+            async with generation.lane_of(input.state, sample) as lane:
+                await loop.run(sample, lane)
+        except asyncio.CancelledError:
+            sample.status = SampleStatus.ABORTED  # whoever keeps it can go on from its last whole turn
+            raise
+        finally:
+            generation.spell(input.state, sample)
     return GenerateFnOutput(sample)
 
 
@@ -121,10 +126,16 @@ class _Loop:
         elif getattr(self.input.state, "aborted", False):
             generation.append_prompt(sample, prompt, kept)  # so that no tool runs twice
             sample.status = SampleStatus.ABORTED
-        elif (reply := await generation.ask(self.input.state, lane, prompt, params)) is None:
-            sample.status = SampleStatus.TRUNCATED
         else:
-            generation.append(self.input.args, sample, prompt, reply, kept=kept)
+            try:
+                reply = await generation.ask(self.input.state, lane, prompt, params)
+            except asyncio.CancelledError:
+                generation.append_prompt(sample, prompt, kept)
+                raise
+            if reply is None:
+                sample.status = SampleStatus.TRUNCATED
+            else:
+                generation.append(self.input.args, sample, prompt, reply, kept=kept)
 
     # -- tools -------------------------------------------------------------------------------------------------
 
@@ -150,7 +161,7 @@ class _Loop:
             return f"error: no tool is named {name}; there is {', '.join(map(str, known))}"
         try:
             arguments = json.loads(text or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"error: the arguments are not JSON: {error}"
         if not isinstance(arguments, dict):
             return "error: the arguments are not a JSON object"
@@ -218,7 +229,7 @@ def _load_tools(path: str) -> list[Tool]:
     if Path(path).is_file():
         try:
             tools = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{flag}: {error}") from error
     else:
         tools = _import(path, flag)

@@ -116,10 +116,18 @@ def _as_data_url(image: Any) -> Any:
 async def update_sample_from_response(
     args: Any, sample: Sample, payload: Mapping[str, Any], output: Any, update_loss_mask: bool = False
 ) -> None:
-    """Lay a reply of `/generate` over the sample: tokens, text, log-probabilities, status, counters."""
+    """Lay a reply of `/generate` over the sample: tokens, text, log-probabilities, status, counters.
+
+    Raises ValueError where the request did not go on from the sample's own tokens.
+    """
     reply = generation.read_reply(output)
     if not sample.tokens:
         sample.tokens = list(payload["input_ids"])
+    elif "input_ids" in payload and list(payload["input_ids"]) != list(sample.tokens):
+        raise ValueError(
+            f"sample {sample.index} has {len(sample.tokens)} tokens, and the request did not go on from them: send "
+            "sample.tokens as input_ids, or begin the sample anew"
+        )
     mask, log_probs, text = sample.loss_mask, sample.rollout_log_probs or [], sample.response
     sample.rollout_log_probs = [*log_probs, *reply.log_probs]
     sample.tokens = [*sample.tokens, *reply.ids]
