@@ -7,6 +7,7 @@ One problem is `a op b` (one call) or three numbers with precedence or brackets
 from __future__ import annotations
 
 import random
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,12 +111,13 @@ def change_digit(text: str, rng: random.Random) -> str:
     return text[:at] + rng.choice([d for d in "123456789" if d != text[at]]) + text[at + 1 :]
 
 
-def make_prompts(count: int, rng: random.Random) -> list[dict[str, Any]]:
-    """The lines of `prompts.jsonl`: distinct expressions, each with its label."""
+def make_prompts(count: int, rng: random.Random, held_out: Container[str] = ()) -> list[dict[str, Any]]:
+    """Prompts as the lines of `prompts.jsonl`: distinct expressions, none of them held out, each with its label."""
     problems: dict[str, Problem] = {}
     while len(problems) < count:
         problem = make_problem(rng)
-        problems[problem.expression] = problem
+        if problem.expression not in held_out:
+            problems[problem.expression] = problem
     return [
         {
             "prompt": [{"role": "user", "content": rng.choice(QUESTIONS).format(problem.expression)}],

@@ -1,172 +1,227 @@
-"""Train the tiny Qwen3 model and write `model/` and `prompts.jsonl`.
+"""Improve the tiny model on its task by GRPO, with samples of this project's rollouts.
 
 python examples/tiny/train.py
+
+Each step samples fresh prompts with the `calculator` agent, through a session server and the built-in engine; makes one
+update of the weights from the samples; and has the engine load them. Nothing is trained on that the weights being
+trained did not sample, and the trainer's own log-probs prove it at every step.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import math
+import os
 import random
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
-import torch
-from chat import GENERATION_PROMPT, bind, make_chat, mark_sampled, shared_start
+from curve import HEADING, Curve, Step
+from serving import Serving, reward_of, serving
 from task import make_prompts
-from tokenizers import Tokenizer
-from torch.nn import functional
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
-from vocabulary import END_OF_TEXT, TURN_END, save_tokenizer, train_tokenizer, untrained_tokenizer
 
-from miles_core.tito import BoundFamily
-from rollout import outcomes, run_rollouts, success_rate
+from miles_core import MilesError, Sample
 
-VOCABULARY_SIZE = 512
-MAX_LENGTH = 2048
+if TYPE_CHECKING:
+    from grpo import Trainer
+
+HERE = Path(__file__).parent
+NEEDED = ("torch", "transformers", "openai")
 PROMPTS = 64
-POOL = 64  # batches drawn, then sorted by length, at a time
+"""In `prompts.jsonl`."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Chats after their shared tools turn; `sampled` marks what the model writes."""
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The command line."""
 
-    ids: torch.Tensor
-    sampled: torch.Tensor
+    model: Path
+    out: Path
+    steps: int
+    prompts: int
+    samples: int
+    rate: float
+    seed: int
+    held_out: int
+    held_out_samples: int
 
 
-def build_model(tokenizer: Tokenizer) -> Qwen3ForCausalLM:
-    config = Qwen3Config(
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=MAX_LENGTH,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.token_to_id(TURN_END),
-        pad_token_id=tokenizer.token_to_id(END_OF_TEXT),
-        bos_token_id=None,
-        dtype="float32",
-        attn_implementation="sdpa",
+class SettingsError(MilesError):
+    """A flag's value cannot be used."""
+
+
+def parse_args(argv: Sequence[str] | None = None) -> Settings:
+    parser = argparse.ArgumentParser(
+        description="Improve the tiny model on its task by GRPO, with samples of this project's rollouts.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
     )
-    model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_p=1.0,
-        top_k=0,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
+    parser.add_argument("--model", type=Path, default=HERE / "model", help="what to start from")
+    parser.add_argument("--out", type=Path, default=Path("train-output"), help="for curve.json, curve.svg and model/")
+    parser.add_argument("--steps", type=_count(1), default=40, help="updates of the weights")
+    parser.add_argument("--prompts", type=_count(1), default=16, help="fresh prompts of a step")
+    parser.add_argument("--samples", type=_count(2), default=8, help="rollouts of each, a group")
+    parser.add_argument("--rate", type=_rate, default=5e-4, help="highest learning rate")
+    parser.add_argument("--seed", type=int, default=0, help="of the prompts, and of the engine")
+    parser.add_argument(
+        "--held-out", type=_count(1, PROMPTS), default=64, help="prompts to evaluate on, of prompts.jsonl"
     )
-    return model
+    parser.add_argument("--held-out-samples", type=_count(1), default=8, help="rollouts of each, twice")
+    return Settings(**vars(parser.parse_args(argv)))
 
 
-def make_batches(
-    model: Qwen3ForCausalLM, family: BoundFamily, args: argparse.Namespace, held_out: set[str]
-) -> Iterator[Batch]:
-    """Batches of chats of like length, without end."""
-    rng = random.Random(args.seed)
-    start = len(shared_start(family))
-    opening = family.encode(GENERATION_PROMPT)
-    pad, end = model.config.pad_token_id, model.config.eos_token_id
-    while True:
-        texts = [make_chat(family, rng, args.slips, held_out) for _ in range(POOL * args.batch)]
-        rows = sorted((family.encode(text)[start:] for text in texts), key=len)
-        groups = [rows[at : at + args.batch] for at in range(0, len(rows), args.batch)]
-        rng.shuffle(groups)
-        for group in groups:
-            width = max(map(len, group))
-            ids = [row + [pad] * (width - len(row)) for row in group]
-            marks = [mark_sampled(row, opening, end) for row in ids]
-            yield Batch(torch.tensor(ids), torch.tensor(marks))
+def _count(least: int, most: int | None = None) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a whole number, got {text}") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most}, got {value}")
+        return value
+
+    return count
 
 
-def batch_loss(model: Qwen3ForCausalLM, start: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Cross-entropy of the sampled ids; the tools turn is run once for all chats."""
-    cache = model.model(start[None], use_cache=True).past_key_values
-    cache.batch_repeat_interleave(len(batch.ids))
-    hidden = model.model(batch.ids[:, :-1], past_key_values=cache).last_hidden_state
-    where = batch.sampled[:, 1:]
-    return functional.cross_entropy(model.lm_head(hidden[where]), batch.ids[:, 1:][where])
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"must be between 0 and 1, got {text}")
+    return value
 
 
-def train(model: Qwen3ForCausalLM, family: BoundFamily, args: argparse.Namespace, held_out: set[str]) -> None:
-    """`args.steps` steps of AdamW: warm-up, then a cosine down to zero."""
-    start = torch.tensor(shared_start(family))
-    batches = make_batches(model, family, args, held_out)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    began = time.monotonic()
-    model.train()
-    for step in range(args.steps):
-        warm = min((step + 1) / 100, 1.0)
-        decay = 0.5 * (1 + math.cos(math.pi * step / args.steps))
-        for group in optimizer.param_groups:
-            group["lr"] = args.rate * warm * decay
-        loss = batch_loss(model, start, next(batches))
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % 100 == 0 or step == args.steps - 1:
-            print(f"step {step:5d}  loss {loss.item():.4f}  {time.monotonic() - began:5.0f} s", flush=True)
-    model.eval()
+def check(settings: Settings) -> None:
+    """Raise SettingsError for what would fail, or overwrite the model, after the engine has started."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SettingsError(f"training needs {', '.join(missing)}: pip install 'miles-plugins[local,agents]'")
+    if (settings.out / "model").resolve() == settings.model.resolve():
+        raise SettingsError(f"--out {settings.out}: its model/ is the model to start from; choose another folder")
+    try:
+        settings.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"--out {settings.out}: cannot be made: {error.strerror}") from error
 
 
-def save(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
-    save_tokenizer(tokenizer, folder, MAX_LENGTH)
+class Training:
+    """A model under training, the engine that has its weights, and the curve so far."""
+
+    def __init__(self, settings: Settings, trainer: Trainer, serving: Serving) -> None:
+        self.settings, self.trainer, self.serving = settings, trainer, serving
+        shown = asdict(settings) | {"model": settings.model.name, "out": settings.out.name}
+        self.curve = Curve(shown)
+        lines = (HERE / "prompts.jsonl").read_text("utf-8").splitlines()
+        self._held_out = [json.loads(line) for line in lines]
+        self._expressions = {prompt["metadata"]["expression"] for prompt in self._held_out}
+        self._rng = random.Random(settings.seed)
+        self.version = version_of(0)
+
+    def run(self) -> None:
+        """Evaluate, train, evaluate; what there is of the curve is written after every step."""
+        began = time.monotonic()
+        self.curve.before = self.evaluate()
+        print(f"held out, before: {fmean(self.curve.before):.3f}\n\n{HEADING}", flush=True)
+        for number in range(1, self.settings.steps + 1):
+            step = self.step(number)
+            print(step, flush=True)
+            self.curve.steps.append(step)
+            self.curve.seconds = time.monotonic() - began
+            self.curve.write(self.settings.out)
+        self.curve.after = self.evaluate()
+        self.curve.seconds = time.monotonic() - began
+        self.curve.write(self.settings.out)
+
+    def step(self, number: int) -> Step:
+        """Sample, update the weights, and have the engine load them."""
+        started = time.monotonic()
+        prompts = make_prompts(self.settings.prompts, self._rng, self._expressions)
+        samples = self.sample(prompts, self.settings.samples)
+        sampled = time.monotonic()
+        reward = fmean(reward_of(sample) for sample in samples)
+        update = self.trainer.update(samples)
+        self.trainer.save(self.settings.out / "model")
+        self.version = version_of(number)
+        self.serving.load(self.settings.out / "model", self.version)
+        return Step(
+            step=number,
+            reward=reward,
+            samples=len(samples),
+            tokens=update.tokens,
+            difference=update.difference,
+            gradient=update.gradient,
+            rollout_seconds=sampled - started,
+            update_seconds=time.monotonic() - sampled,
+        )
+
+    def evaluate(self) -> list[float]:
+        """The mean reward of each held-out prompt; none of them is trained on."""
+        prompts = self._held_out[: self.settings.held_out]
+        rewards: dict[int | None, list[float]] = defaultdict(list)
+        for sample in self.sample(prompts, self.settings.held_out_samples):
+            rewards[sample.group_index].append(reward_of(sample))
+        return [fmean(rewards[at]) for at in range(len(prompts))]
+
+    def sample(self, prompts: Sequence[dict[str, Any]], count: int) -> list[Sample]:
+        """Rollouts, every turn of which was sampled by the current weights; raises MilesError otherwise.
+
+        A rollout that failed is logged, and its group goes on without it.
+        """
+        samples = self.serving.sample(prompts, count)
+        if {sample.group_index for sample in samples} != set(range(len(prompts))):
+            raise MilesError("every rollout of a prompt failed; the log above says why")
+        for sample in samples:
+            if set(sample.weight_versions) != {self.version}:
+                raise MilesError(f"sample {sample.index} is of weights {sample.weight_versions}, not {self.version}")
+        return samples
 
 
-def report(model: Qwen3ForCausalLM, family: BoundFamily, prompts: list[dict[str, Any]], seeds: list[int]) -> None:
-    """Print the success rate at temperature 1, four samples a prompt."""
-    for seed in seeds:
-        rollouts = run_rollouts(model, family, prompts, 4, seed=seed)
-        print(f"seed {seed}: success {success_rate(rollouts):.3f}  {outcomes(rollouts)}", flush=True)
+def version_of(step: int) -> str:
+    """What the engine calls the weights after so many updates."""
+    return f"step-{step}"
 
 
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent)
-    parser.add_argument("--steps", type=int, default=1400)
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
-    parser.add_argument("--slips", type=float, default=0.1, help="share of chats with a slip")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=2)
-    return parser.parse_args()
+def train(settings: Settings) -> Curve:
+    """Do it all; what was trained is in `out/model`."""
+    check(settings)
+    # read when torch is imported: on a busy machine, threads that spin make each other wait
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from grpo import Trainer
+
+    with serving(settings.model, version_of(0), settings.seed) as place:
+        training = Training(settings, Trainer(settings.model, settings.rate, settings.steps), place)
+        training.run()
+    return training.curve
 
 
-def main() -> None:
-    args = parse_args()
-    began = time.monotonic()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(args.seed)
-    prompts = make_prompts(PROMPTS, random.Random(args.seed + 1))
-    held_out = {line["metadata"]["expression"] for line in prompts}
-    rng = random.Random(args.seed + 2)
-    bare = bind(untrained_tokenizer())
-    texts = [make_chat(bare, rng, args.slips, held_out) for _ in range(3000)]
-    tokenizer = train_tokenizer(texts, VOCABULARY_SIZE)
-    family = bind(tokenizer)
-    model = build_model(tokenizer)
-    print(f"{model.num_parameters()} parameters, {tokenizer.get_vocab_size()} ids")
-    train(model, family, args, held_out)
-    save(model, tokenizer, args.out / "model")
-    lines = "".join(json.dumps(line) + "\n" for line in prompts)
-    (args.out / "prompts.jsonl").write_text(lines)
-    print(f"trained in {time.monotonic() - began:.0f} s ({time.process_time():.0f} s of CPU time)")
-    report(model, family, prompts, seeds=[1, 2, 3, 4, 5])
+def main(argv: Sequence[str] | None = None) -> int:
+    settings = parse_args(argv)
+    try:
+        curve = train(settings)
+    except MilesError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; what was trained so far is in {settings.out}", file=sys.stderr)
+        return 130
+    rise, error_of_it = curve.rise
+    print(f"\nheld out, after:  {fmean(curve.after):.3f}  ({rise:+.3f} ± {error_of_it:.3f})")
+    print(f"largest log-prob difference {curve.difference:.1e}, {curve.seconds:.0f} s")
+    print(f"curve: {settings.out / 'curve.svg'}, {settings.out / 'curve.json'}; model: {settings.out / 'model'}")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
