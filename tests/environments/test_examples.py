@@ -10,6 +10,8 @@ import pytest
 
 from helpers.distributions import ROOT
 from helpers.environments import Installed
+from helpers.pages import blocks_of
+from helpers.walk import Stage, Walk
 
 pytestmark = pytest.mark.slow
 
@@ -105,3 +107,11 @@ def test_the_tiny_model_works_with_a_third_partys_family_and_agent(installed: In
     )  # fmt: skip
     assert len(samples) == 3
     assert all(len(sample["weight_versions"]) == 2 for sample in samples if sample["status"] == "completed")
+
+
+def test_the_readme_works_as_it_is_written(installed: Installed, tmp_path: Path) -> None:
+    blocks = list(blocks_of(ROOT / "examples" / "plugins" / "README.md"))
+    with Walk(tmp_path, Stage(path=(installed.env.path / "bin",))) as walk:
+        for block in blocks:
+            walk.follow(block)
+    assert (tmp_path / "dice-rollout" / "samples.jsonl").exists()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from helpers.distributions import ROOT
 from helpers.environments import Environment
+from helpers.pages import blocks_of
 from miles_core.plugins import KINDS
 from miles_core.testing import conformance
 
@@ -27,21 +26,12 @@ exec {python} -m pip "$command" --quiet --no-index --no-deps --no-build-isolatio
 PYTEST = '#!/bin/sh\nexec {python} -m pytest -q -p no:cacheprovider "$@"\n'
 
 
-class Block(NamedTuple):
-    """A fenced block: its language, the file that it is, and the text."""
-
-    language: str
-    file: str
-    text: str
-
-
-def blocks() -> Iterator[Block]:
-    for language, file, text in re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
-        yield Block(language, file, text)
+BLOCKS = list(blocks_of(ROOT / "docs" / "write_a_plugin.md"))
 
 
 def test_every_block_is_run_or_written() -> None:
-    assert all(block.language == "bash" or block.file for block in blocks())
+    assert BLOCKS
+    assert all(block.language == "bash" or block.title for block in BLOCKS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,9 +51,9 @@ def test_a_newcomer_gets_through_with_this_page_alone(wheel: Path, tmp_path: Pat
         program.chmod(0o755)
     work = tmp_path / "work"
     work.mkdir()
-    for block in blocks():
-        if block.file:
-            (work / block.file).write_text(block.text, encoding="utf-8")
+    for block in BLOCKS:
+        if block.title:
+            (work / block.title).write_text(block.text, encoding="utf-8")
             continue
         commands = block.text.replace("--checkpoint DIR", f"--checkpoint {MODEL}")
         path = f"{env.path / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"

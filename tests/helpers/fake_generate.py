@@ -52,7 +52,10 @@ class FakeGenerate:
     headers: list[dict[str, str]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     hold: asyncio.Event | None = None
-    """If set, generations wait for it."""
+    """If set, generations wait for it, or until they are aborted."""
+    on_abort: list[int] = field(default_factory=list)
+    """What a generation that is aborted while it waits has sampled."""
+    waiting: dict[str, asyncio.Event] = field(default_factory=dict)
     running: int = 0
     most: int = 0
     """The most generations under way at once."""
@@ -67,7 +70,8 @@ class FakeGenerate:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await (asyncio.sleep(0) if self.hold is None else self.hold.wait())
+            if await self._is_aborted(body.get("rid", "")):
+                return web.json_response(reply(self.on_abort, "abort"))
         finally:
             self.running -= 1
         answer = self.script.pop(0) if self.script else says("Fine.")
@@ -79,8 +83,25 @@ class FakeGenerate:
             return web.json_response({"error": {"message": answer[1]}}, status=answer[0])
         return web.json_response(answer)
 
+    async def _is_aborted(self, rid: str) -> bool:
+        """Wait as told; whether the request was aborted meanwhile."""
+        if self.hold is None:
+            await asyncio.sleep(0)
+            return False
+        event = self.waiting[rid] = asyncio.Event()
+        waits = [asyncio.ensure_future(self.hold.wait()), asyncio.ensure_future(event.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return event.is_set()
+
     async def _abort(self, request: web.Request) -> web.Response:
-        self.aborted.append((await request.json())["rid"])
+        rid = (await request.json())["rid"]
+        self.aborted.append(rid)
+        if rid in self.waiting:
+            self.waiting[rid].set()
         return web.Response()
 
     @asynccontextmanager
