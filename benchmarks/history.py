@@ -30,12 +30,13 @@ from helpers.sessions import WEATHER
 from miles_core.plugins import Registry
 from miles_core.server.matching import guarded_key, guarded_matcher
 from miles_core.session.assemble import assemble_path
+from miles_core.session.commit import commit_turn
 from miles_core.session.line import LineCache
 from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.reply import read_reply
 from miles_core.session.routing import Replay
 from miles_core.session.tree import Node
-from miles_core.session.turn import Session, TurnRules, commit_turn, prepare_turn
+from miles_core.session.turn import Session, TurnRules, prepare_turn
 from miles_core.types import Message
 
 NODES, DEPTH = 1000, 100

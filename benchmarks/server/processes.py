@@ -16,16 +16,23 @@ from pathlib import Path
 HERE = Path(__file__).parent
 _ALL_THREADS = 2
 """Linux' number of the clock that counts what all threads of a process ran (`clock_getcpuclockid`)."""
-START_SECONDS = 60
+START_SECONDS = 120
+STOP_SECONDS = 120
 
 
 @dataclass(frozen=True)
 class Served:
-    """A server that runs: where, and its process. `started` is how long it took until it answered, in seconds."""
+    """A server that runs: where, and its process. How long it took until it answered: the whole, and computing it."""
 
     url: str
     pid: int
     started: float
+    computed: float = 0.0
+
+    @property
+    def starting(self) -> float:
+        """Seconds from its start to its first answer, less those in which it waited for the processor."""
+        return min(self.started, self.computed)
 
     @property
     def pids(self) -> list[int]:
@@ -75,10 +82,10 @@ def running(command: Sequence[str], port: int) -> Iterator[Served]:
             if process.poll() is not None or time.perf_counter() - began > START_SECONDS:
                 raise SystemExit(f"{' '.join(command)} did not start")
             time.sleep(0.02)
-        yield Served(url, process.pid, time.perf_counter() - began)
+        yield Served(url, process.pid, time.perf_counter() - began, _cpu(process.pid))
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(STOP_SECONDS)
 
 
 def _answers(url: str) -> bool:

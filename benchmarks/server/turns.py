@@ -1,4 +1,4 @@
-"""What a turn costs against the floor: the table, how it grows with the conversation, many sessions, many processes."""
+"""What a turn costs against the floor: the table, how it grows, many sessions at once, many processes, many a day."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ TABLE: tuple[tuple[Workload, float], ...] = (
 )
 """Workloads, and how much more than the floor a turn may cost."""
 
+SHORT_TABLE = (*TABLE[:3], (replace(TABLE[3][0], turns=20), TABLE[3][1]), TABLE[4])
 HISTORIES = ("linear", "tree")
 MEGABYTES = 2.5
 """Memory of a kept session of 150 turns."""
@@ -33,7 +34,7 @@ def table(bench: Bench, *, short: bool = False) -> Iterator[Figure]:
     floor = bench.floor(engine)
     for history in HISTORIES:
         server = bench.server(engine, flags=("--history", history))
-        for work, bar in TABLE:
+        for work, bar in SHORT_TABLE if short else TABLE:
             yield from _against_floor(history, work, bar, floor, server, 1 if short else 3)
 
 
@@ -58,10 +59,29 @@ def _against_floor(
         yield Figure(name=f"memory of a session, {history}: {work}", value=grown, bar=MEGABYTES, unit="MB")
 
 
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+SPREAD = Workload(sessions=16, turns=20, tokens=200, at_once=8, close=True)
+"""Every request opens a connection, which any process may accept."""
+
+
+def workers(bench: Bench, *, short: bool = False) -> Iterator[Figure]:
+    """CPU per turn of two processes, requests that arrive at the wrong one included, against that of one."""
+    engine = bench.engine()
+    one, two = bench.server(engine), bench.server(engine, flags=("--workers", "2"))
+    best: tuple[float, float, float] | None = None
+    for _ in range(2 if short else 4):
+        alone, both = asyncio.run(measure(one, SPREAD)).cpu, asyncio.run(measure(two, SPREAD)).cpu
+        best = min(best or (both / alone, alone, both), (both / alone, alone, both))
+    assert best is not None
+    detail = {"one process, ms": best[1], "two, ms": best[2]}
+    yield Figure(name=f"two processes against one: {SPREAD}", value=best[0], bar=1.3, unit="×", detail=detail)
+
+
 # -- growth ------------------------------------------------------------------------------------------------------------
 
 EARLY, LATE, WINDOW = 20, 400, 10
-NOISE = 0.2
+NOISE = 0.1
 """Milliseconds by which differences of this kind vary by themselves."""
 
 
@@ -71,53 +91,42 @@ def growth(bench: Bench, *, short: bool = False) -> Iterator[Figure]:
     floor = bench.floor(engine)
     for history in HISTORIES:
         server = bench.server(engine, flags=("--history", history))
-        early, late = asyncio.run(_above_floor(floor, server, 6 if short else 16))
+        early, late = asyncio.run(_above_floor(floor, server, 3 if short else 12))
         detail = {f"turn {EARLY} ms": early, f"turn {LATE} ms": late}
         name = f"turn {LATE} against turn {EARLY}, above the floor, {history}"
-        yield Figure(name=name, value=late / max(early, NOISE), bar=1.5, unit="×", detail=detail)
+        yield Figure(name=name, value=max(late, 0.0) / max(early, NOISE), bar=1.5, unit="×", detail=detail)
 
 
 async def _above_floor(floor: Served, server: Served, sessions: int) -> tuple[float, float]:
     """Milliseconds above the floor for each turn near EARLY and near LATE, over several sessions."""
-    spent = {EARLY: 0.0, LATE: 0.0}
     async with connections() as http:
         agents = [Agent(http, server.url, number, 200) for number in range(sessions)]
         for agent in agents:
             await agent.open()
-        at = 0
-        for window in (EARLY, LATE):
-            await _go(agents, window - WINDOW // 2 - at)
-            before = server.cpu()
-            requests = await _go(agents, WINDOW)
-            spent[window] += server.cpu() - before
-            before = floor.cpu()
-            await asyncio.gather(*(_repeat(agent, floor, sizes) for agent, sizes in zip(agents, requests, strict=True)))
-            spent[window] -= floor.cpu() - before
-            at = window + WINDOW // 2
+        await asyncio.gather(*(_go(agent, EARLY - WINDOW // 2, floor) for agent in agents))  # both are warm now
+        early = await _difference(agents, floor, server)
+        await asyncio.gather(*(_go(agent, LATE - EARLY - WINDOW) for agent in agents))
+        late = await _difference(agents, floor, server)
         for agent in agents:
             await agent.close()
-    each = sessions * WINDOW
-    return spent[EARLY] * 1e3 / each, spent[LATE] * 1e3 / each
+    return early, late
 
 
-async def _go(agents: Sequence[Agent], turns: int) -> list[list[tuple[int, int]]]:
-    """So many turns of every agent; returns how many messages and ids each turn had."""
-
-    async def one(agent: Agent) -> list[tuple[int, int]]:
-        sizes = []
-        for _ in range(turns):
-            count = len(agent.messages)
-            await agent.turn()
-            sizes.append((count, agent.prompt_tokens))
-            agent.hear(200)
-        return sizes
-
-    return await asyncio.gather(*map(one, agents))
+async def _difference(agents: Sequence[Agent], floor: Served, server: Served) -> float:
+    """Milliseconds that each of the next turns costs the server more than the floor, which gets them in turn."""
+    before = server.cpu() - floor.cpu()
+    await asyncio.gather(*(_go(agent, WINDOW, floor) for agent in agents))
+    return (server.cpu() - floor.cpu() - before) * 1e3 / (len(agents) * WINDOW)
 
 
-async def _repeat(agent: Agent, floor: Served, sizes: Sequence[tuple[int, int]]) -> None:
-    for count, ids in sizes:
-        await agent.repeat(floor.url, count, {"x-ids": str(ids)})
+async def _go(agent: Agent, turns: int, floor: Served | None = None) -> None:
+    """So many turns, each also at the floor if one is given."""
+    for _ in range(turns):
+        count = len(agent.messages)
+        await agent.turn()
+        if floor is not None:
+            await agent.repeat(floor.url, count, {"x-ids": str(agent.prompt_tokens)})
+        agent.hear(200)
 
 
 # -- many --------------------------------------------------------------------------------------------------------------
@@ -155,3 +164,23 @@ async def _many(server: Served, sessions: int) -> tuple[float, float]:
                 agent.hear(50)
             waits.append(max(took) - ENGINE_SECONDS)
         return waits[0], waits[1]
+
+
+# -- ages --------------------------------------------------------------------------------------------------------------
+
+LEAKED = 10.0
+"""Megabytes by which the C library's own books vary."""
+
+
+def ages(bench: Bench, *, short: bool = False) -> Iterator[Figure]:
+    """Memory after thousands of sessions that came and went: the first third fills what is bounded, no more follows."""
+    engine = bench.engine()
+    count = 100 if short else 4000
+    for history in HISTORIES:
+        server = bench.server(engine, flags=("--history", history))
+        work = Workload(sessions=count, turns=2, tokens=200, at_once=16)
+        asyncio.run(measure(server, work))
+        grown = asyncio.run(measure(server, replace(work, sessions=2 * count))).grown * 2 * count
+        detail = {"MB in the end": server.memory()}
+        name = f"memory of {2 * count} sessions that are gone, after {count} others, {history}"
+        yield Figure(name=name, value=max(grown, 0.0), bar=LEAKED, unit="MB", detail=detail)

@@ -3,6 +3,9 @@
 A small session takes turns without pause while a large one does something large; what counts is the slowest small
 turn, less what such a turn takes when nothing else happens. Both have engines of their own, and client threads that
 only send and receive bytes, so that the server is what they share.
+
+A small turn also waits while other programs have the processor. So a wait counts only as far as the server itself
+computed in that time, in any of its threads: whatever keeps a turn waiting inside the server is computing.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -59,23 +64,23 @@ class Client:
 
 
 class Watch(threading.Thread):
-    """Small turns, one after the other, and how long each took."""
+    """Small turns, one after the other, and what each took."""
 
     def __init__(self, server: Served) -> None:
         super().__init__(daemon=True)
         self.client = Client(server)
-        self.seconds: list[tuple[float, float]] = []
-        """When each turn ended, and how long it took."""
+        self.turns: list[SmallTurn] = []
+        self._server = server
         self._over = threading.Event()
 
     def run(self) -> None:
         """Until `finish`: the first turn, again and again, so that it stays small."""
         while not self._over.is_set():
             self.client.messages = [{"role": "user", "content": "Begin."}]
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), self._server.cpu()
             self.client.turn()
             ended = time.perf_counter()
-            self.seconds.append((ended, ended - began))
+            self.turns.append(SmallTurn(began, ended, self._server.cpu() - cpu))
             time.sleep(0.001)
 
     def finish(self) -> None:
@@ -84,45 +89,85 @@ class Watch(threading.Thread):
         self.join()
 
 
+@dataclass(frozen=True)
+class SmallTurn:
+    """When a turn began and ended, and how many seconds the server computed meanwhile."""
+
+    began: float
+    ended: float
+    cpu: float
+
+    @property
+    def took(self) -> float:
+        """Seconds."""
+        return self.ended - self.began
+
+
 def beside(server: Served, work: Callable[[], object]) -> tuple[float, float]:
-    """Milliseconds: the slowest small turn during `work` beyond the usual one, and the usual one."""
+    """Milliseconds: the longest wait of a small turn during `work`, and what one takes when nothing else happens."""
     watch = Watch(server)
     watch.start()
     time.sleep(QUIET_SECONDS)
     began = time.perf_counter()
     work()
+    time.sleep(0.05)  # what the server does behind the answer counts too
     ended = time.perf_counter()
-    time.sleep(0.05)
     watch.finish()
-    usual = statistics.median(took for when, took in watch.seconds if when < began)
-    worst = max(took for when, took in watch.seconds if began <= when and when - took <= ended)
-    return (worst - usual) * 1e3, usual * 1e3
+    before = [turn for turn in watch.turns if turn.ended < began]
+    took, cpu = (statistics.median(getattr(turn, name) for turn in before) for name in ("took", "cpu"))
+    during = (turn for turn in watch.turns if turn.ended >= began and turn.began <= ended)
+    return max(min(turn.took - took, turn.cpu - cpu) for turn in during) * 1e3, took * 1e3
 
 
 def waits(bench: Bench, *, short: bool = False) -> Iterator[Figure]:
-    """The longest waits beside large prompts, large bodies of several kinds, and a huge session's reads."""
+    """The longest waits beside large prompts, large bodies of several kinds, and what is done with huge sessions."""
+    rounds = 1 if short else 5
     server = bench.server(bench.engine(), bench.engine())
-    rounds = 3 if short else 5
     for name, content in BODIES.items():
         body = content(random.Random(1))
         yield _wait(f"beside {name}", server, lambda body=body: Client(server).post_turn(body), rounds)
-    huge = _huge(server)
-    yield _wait("beside GET of a huge session", server, lambda: huge.send("GET", f"/sessions/{huge.id}"), rounds)
-    path = f"/sessions/{huge.id}/samples"
-    yield _wait("beside samples of a huge session", server, lambda: huge.send("POST", path, b"{}"), rounds)
+    yield from _beside_uses("linear", server, _long_session(server, 100 if short else 400), rounds)
+    tree = bench.server(bench.engine(), bench.engine(), flags=("--history", "tree"))
+    yield from _beside_uses("tree", tree, _wide_session(tree, 300 if short else 1023), rounds)
+
+
+def _beside_uses(history: str, server: Served, huge: Client, rounds: int) -> Iterator[Figure]:
+    """Everything that is done with a huge session."""
+    path = f"/sessions/{huge.id}"
+    for name, method, below in (
+        ("GET", "GET", ""),
+        ("metadata", "GET", "?records=none"),
+        ("samples", "POST", "/samples"),
+    ):
+        work = partial(huge.send, method, path + below, b"{}")
+        yield _wait(f"beside {name} of a huge session, {history}", server, work, rounds)
+    yield _wait(f"beside DELETE of a huge session, {history}", server, lambda: huge.send("DELETE", path), 1)
 
 
 def _wait(name: str, server: Served, work: Callable[[], object], rounds: int) -> Figure:
-    """The least of several rounds: other programs may only make waits longer."""
-    worst, usual = min(beside(server, work) for _ in range(rounds))
+    """The middle one of several rounds."""
+    worst, usual = statistics.median_low(beside(server, work) for _ in range(rounds))
     return Figure(name=f"longest wait {name}", value=worst, bar=MILLISECONDS, unit="ms", detail={"usual ms": usual})
 
 
-def _huge(server: Served) -> Client:
-    """A session of a long prompt and some tens of turns."""
+def _long_session(server: Served, turns: int) -> Client:
+    """A session of so many turns, which are a long prompt together."""
+    client, rng = Client(server), random.Random(2)
+    for _ in range(turns):
+        client.turn()
+        client.messages[-1]["content"] = words(rng, LONG_PROMPT // turns - 70)
+    client.turn()
+    return client
+
+
+def _wide_session(server: Served, leaves: int) -> Client:
+    """A session of a tree in which so many turns follow one."""
     client = Client(server)
-    client.messages = [{"role": "user", "content": words(random.Random(2), LONG_PROMPT)}]
-    for _ in range(30):
+    client.messages = [{"role": "user", "content": words(random.Random(3), 2000)}]
+    client.turn()
+    root = list(client.messages)
+    for number in range(leaves):
+        client.messages = [*root[:-1], {"role": "user", "content": f"Try {number}."}]
         client.turn()
     return client
 
