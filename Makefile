@@ -29,27 +29,44 @@ demo: $(FOR_DEMO)  ## sample the bundled tiny model with a tool-using agent
 		--samples-per-prompt 4 --output demo-output --overwrite
 	@echo "Look at a sample, token by token: $(BIN)/miles-plugins inspect demo-output"
 
+.PHONY: train
+train: $(FOR_DEMO)  ## improve the tiny model on its task by GRPO, on the CPU, in a few minutes
+	$(BIN)/python examples/tiny/train.py --out train-output
+
 .PHONY: test
 test: $(FOR_DEV) tokenizers  ## lint, types, architecture, then every test
-	scripts/check
+	@$(INSTALL_SGLANG) & installing=$$!; scripts/check; checked=$$?; wait $$installing && exit $$checked
 	scripts/test
 
 .PHONY: check
 check: $(FOR_DEV)  ## lint, types, architecture
 	scripts/check
 
+INSTALL_SGLANG = PYTHONPATH=tests $(BIN)/python -m real_sglang
+
 .PHONY: tokenizers
 tokenizers: $(FOR_DEV)  ## the families' tokenizers with their real ids, for tests and the benchmark: 20 seconds, once
 	@PYTHONPATH=tests $(BIN)/python -m real_tokenizers
 
+.PHONY: sglang
+sglang: $(FOR_DEV)  ## SGLang for the CPU, for tests: a minute or two, once
+	@$(INSTALL_SGLANG)
+
 .PHONY: bench
-bench: $(FOR_DEV) tokenizers  ## what joining turns costs, per family, and what histories cost
+bench: $(FOR_DEV) tokenizers  ## what joins, histories and the server cost, against their bars and the run before
 	$(BIN)/python benchmarks/join.py
 	$(BIN)/python benchmarks/history.py
+	$(BIN)/python benchmarks/server
+
+# The site's tools announce their successors with every build.
+.PHONY: docs
+docs: $(FOR_DEV)  ## build the documentation site into site/
+	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html; to look at it: $(BIN)/python -m http.server --directory site"
 
 .PHONY: clean
-clean:  ## remove .venv, caches, builds and the demo's output
-	rm -rf $(VENV) .cache build dist site demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## remove .venv, caches, builds and what demo and train wrote
+	rm -rf $(VENV) .cache build dist site demo-output train-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find core plugins tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -75,7 +75,7 @@ def _missing(error: ModuleNotFoundError, record: PluginRecord | None) -> str:
     if record is not None and record.extras:
         return f"install what it needs: pip install '{record.distribution}[{','.join(record.extras)}]'"
     if (error.name or "").partition(".")[0] == "miles":
-        return "install miles, or let miles-plugins rollout stand in for it with --compat miles"
+        return "install miles, or let miles-plugins rollout or serve stand in for it with --compat miles"
     return f"install what provides {error.name or 'it'}, or tell its author"
 
 
