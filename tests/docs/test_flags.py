@@ -18,7 +18,7 @@ CLI = page("docs/cli.md")
 
 OTHERS = frozenset({
     "--reasoning-parser", "--tool-call-parser", "--model-path", "--tokenizer-path", "--nnodes", "--node-rank",
-    "--enable-dp-attention", "--tokenizer-worker-num", "--version", "--help",
+    "--enable-dp-attention", "--enable-return-routed-experts", "--tokenizer-worker-num", "--version", "--help",
 })  # fmt: skip
 """Flags of other programs that pages name: SGLang's, and those that every command has."""
 
@@ -62,6 +62,14 @@ def test_defaults_on_the_page_are_those_of_the_command(name: str) -> None:
                 assert any(same(option.default, part) for part in shown), f"{flag}: {option.default!r}, not {cell!r}"
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_flag_accepts_stands_on_the_page(name: str) -> None:
+    for option in options(COMMANDS[name]):
+        if isinstance(option.type, click.Choice):
+            accepted, row = set(option.type.choices), rows_of(name)[flags(option)[0]]
+            assert accepted <= set(codes(" ".join(row))), f"{name} {flags(option)}: {row}"
+
+
 def same(value: float | str, text: str) -> bool:
     if isinstance(value, str):
         return value == text
@@ -81,6 +89,13 @@ def test_pages_name_no_flag_that_does_not_exist() -> None:
         if flag not in known
     ]
     assert not stale, "\n".join(["", *stale])
+
+
+def test_pages_name_every_flag_that_built_in_plugins_register() -> None:
+    written = "\n".join(path.read_text(encoding="utf-8") for path in docs())
+    assert {flag for flag in registered_flags() | engine_flags() if not re.search(rf"`{flag}\b(?!-)", written)} <= {
+        "--help"
+    }
 
 
 VARIABLE = re.compile(r"\b_?MILES_[A-Z_]+[A-Z]\b")

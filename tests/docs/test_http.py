@@ -110,7 +110,14 @@ def test_statuses_are_those_of_the_errors() -> None:
         if isinstance(value, type) and issubclass(value, errors.MilesError)
     }
     assert written >= raised
-    assert written - raised - {503} == set()
+    assert written - raised - {503, 405} == set()
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/sessions", 405), ("GET", "/nowhere", 404)])
+def test_other_paths_and_methods_answer_as_documented(server: str, method: str, path: str, status: int) -> None:
+    answer = request(f"{server}{path}", method, headers={"Authorization": "Bearer key"})
+    assert answer.status == status == answer.json["code"]
+    assert str(status) in {row[0] for row in table(section(PAGE, "Errors"), "status", "when")}
 
 
 def test_error_bodies_have_the_documented_form(server: str) -> None:

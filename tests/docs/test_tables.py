@@ -7,10 +7,11 @@ import inspect
 import re
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from helpers.pages import ROOT, blocks_of
+from helpers.pages import ROOT, WRITTEN, blocks_of
 from helpers.program import COMMANDS, flags, options
 from helpers.tables import codes, page, section, table
 from miles_core import errors, hookspecs
@@ -58,15 +59,28 @@ def test_the_agents_table_of_families_has_their_facts(families: dict[str, TitoFa
 HOOK_SPECS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")}
 
 
-def documented_signatures() -> dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Every signature of the page, by hook."""
-    found: dict[str, list[ast.FunctionDef | ast.AsyncFunctionDef]] = {}
-    for block in blocks_of(ROOT / "docs" / "hooks.md"):
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def signatures_of(path: Path) -> list[tuple[str, Function]]:
+    """Every signature that a page shows, by its name."""
+    found = []
+    for block in blocks_of(path):
         if block.language == "pyi":
             for node in ast.parse(block.text).body:
-                assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-                found.setdefault(node.name, []).append(node)
+                assert isinstance(node, Function), block
+                found.append((node.name, node))
     return found
+
+
+def documented_signatures() -> dict[str, Function]:
+    """The first signature of each hook on the page of hooks."""
+    return dict(reversed(signatures_of(ROOT / "docs" / "hooks.md")))
+
+
+def spelled(annotation: object) -> str:
+    """A type as pages write it: without what dictionaries hold, and nothing for `Any`."""
+    return re.sub(r"^Any$", "", re.sub(r"dict\[[^\]]*\]", "dict", str(annotation)))
 
 
 def test_every_hook_is_documented_and_no_other() -> None:
@@ -76,12 +90,27 @@ def test_every_hook_is_documented_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", HOOK_SPECS)
 def test_a_hook_has_the_signature_of_its_page(name: str) -> None:
-    spec = HOOK_SPECS[name]
-    node = documented_signatures()[name][0]
-    assert [argument.arg for argument in node.args.args] == list(inspect.signature(spec).parameters)
+    check_signature(documented_signatures()[name])
+
+
+def test_a_hook_has_the_same_signature_on_every_page() -> None:
+    shown = [node for path in WRITTEN for name, node in signatures_of(path) if name in HOOK_SPECS]
+    older = [node for node in shown if node.name == "generate" and node.args.args[0].arg == "args"]
+    assert len(older) == 1, "the older form of generate functions stands on the page of hooks"
+    for node in shown:
+        if node not in older:
+            check_signature(node)
+
+
+def check_signature(node: Function) -> None:
+    spec = HOOK_SPECS[node.name]
+    given = [
+        (argument.arg, ast.unparse(argument.annotation) if argument.annotation else "") for argument in node.args.args
+    ]
+    known = inspect.signature(spec).parameters.values()
+    assert given == [(parameter.name, spelled(parameter.annotation)) for parameter in known]
     assert isinstance(node, ast.AsyncFunctionDef) == inspect.iscoroutinefunction(spec)
-    returned = ast.unparse(node.returns) if node.returns else ""
-    assert returned == re.sub(r"(dict)\[[^\]]*\]", r"\1", str(spec.__annotations__["return"]))
+    assert (ast.unparse(node.returns) if node.returns else "") == spelled(spec.__annotations__["return"])
 
 
 @pytest.mark.parametrize("name", HOOK_SPECS)
@@ -91,6 +120,13 @@ def test_a_hook_is_in_the_row_of_its_kind_with_its_flag(name: str) -> None:
     assert any(name in codes(row[2]) for row in rows)
     known = {flag for command in COMMANDS.values() for option in options(command) for flag in flags(option)}
     assert {flag for row in rows for flag in codes(row[3])} <= known
+
+
+@pytest.mark.parametrize("name", HOOK_SPECS)
+def test_the_section_of_a_hook_names_what_chooses_it(name: str) -> None:
+    rows = table(HOOKS, "kind", "entry-point group", "hooks", "chosen with")
+    chosen = {flag for row in rows if name in codes(row[2]) for flag in codes(row[3])}
+    assert chosen & set(re.findall(r"`(--[a-z-]+)", section(HOOKS, f"`{name}`")))
 
 
 ERRORS = {

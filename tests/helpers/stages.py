@@ -43,6 +43,7 @@ STAGES: Mapping[str, Stage] = {
         environ={"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
         ready="requests go to node 0",
     ),
+    "examples/tiny/README.md": Stage(stands_for={"train-output/model": "examples/tiny/model"}),
     "README.md": Stage(stands_for={"DIR": "checkpoint"}, before=(CHECKPOINT,)),
 }
 
