@@ -60,6 +60,44 @@ async def test_turns_at_once_wait_for_one_answer_and_may_leave() -> None:
     assert worker.asked == 1
 
 
+async def test_an_answer_from_before_an_update_is_not_believed_after_it() -> None:
+    worker = Worker()
+    book = WorkerBook(worker.ask, clock=lambda: worker.now)
+    await book.facts("w")
+    worker.reply = says(weight_version="2", reasoning_parser="qwen3")
+    book.forget("w")
+    assert await book.facts("w") == WorkerFacts("2", True)
+
+    worker.now += 2
+    old, worker.reply = worker.reply, says(weight_version="3", reasoning_parser="qwen3")
+    gates = [asyncio.Event(), asyncio.Event()]
+    answers = iter(zip(gates, (old, worker.reply), strict=True))
+
+    async def ask(url: str) -> EngineReply:
+        gate, reply = next(answers)
+        await gate.wait()
+        return reply
+
+    book = WorkerBook(ask, clock=lambda: worker.now)
+    waiting = asyncio.create_task(book.facts("w"))
+    await asyncio.sleep(0)
+    book.forget("w")  # the update came while the answer was on its way
+    for gate in gates:
+        gate.set()
+    assert await waiting == WorkerFacts("3", True)
+
+
+async def test_a_worker_that_was_removed_may_be_another_when_it_is_added_again() -> None:
+    worker = Worker()
+    book = WorkerBook(worker.ask, clock=lambda: worker.now)
+    facts = await book.facts("w")
+    book.whole_only("w", "reason")
+    book.drop("w")
+    assert book.streams("w", facts)
+    await book.facts("w")
+    assert worker.asked == 2
+
+
 async def test_a_worker_that_does_not_answer_has_no_facts() -> None:
     worker = Worker()
     worker.reply = EngineUnreachable("gone")

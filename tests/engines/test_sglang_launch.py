@@ -274,7 +274,8 @@ def test_a_port_in_use(folder: Path) -> None:
         (("--engine-workers", "0"), "--engine-workers 0: expected 1 or more"),
         (("--engine-workers", "2", "--nnodes", "2"), "a worker on several nodes is one"),
         (("--engine-python", "/no/such/python"), "--engine-python /no/such/python: there is no such program"),
-        (("--engine-python", "/bin/false"), "--engine-python /bin/false: cannot be run as a Python"),
+        (("--engine-python", "/bin/false"), "--engine-python /bin/false: cannot be run as a Python: exit code 1\n"),
+        (("--port", "99999"), "99999 is not in the range 0<=x<=65535"),
         (
             ("--plugin", "acme.parsers", "--tokenizer-worker-num", "2"),
             "--tokenizer-worker-num 2: SGLang loads no plugins in those processes, and engine acme.parsers has",
@@ -287,6 +288,28 @@ def test_wrong_use(folder: Path, words: tuple[str, ...], text: str) -> None:
     assert code == 2
     assert text in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ("there", "/there: no config.json in this directory"),
+        ("not_there", "/not_there: there is no such directory"),
+    ],
+)
+def test_a_model_that_is_none(folder: Path, tmp_path: Path, model: str, text: str) -> None:
+    """SGLang is not even started: it would say so after a minute, at the end of a long traceback."""
+    (tmp_path / "there").mkdir()
+    code, errors = fails(folder, "--model", str(tmp_path / model))
+    assert code == 2
+    assert text in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_a_port_beyond_all_ports(folder: Path) -> None:
+    code, errors = fails(folder, "--", "--port", "99999")
+    assert code == 1
+    assert errors.endswith("Error: engine sglang cannot listen on 127.0.0.1:99999: bind(): port must be 0-65535.\n")
 
 
 def test_too_few_devices_for_the_workers(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,20 @@ def test_events_do_not_depend_on_how_their_bytes_are_split(end: bytes) -> None:
     for size in range(1, len(raw) + 1):
         events = EventReader()
         found = [e for at in range(0, len(raw), size) for e in events.feed(raw[at : at + size])]
-        if end == b"\r":  # the last line's end may be half of one: the next bytes tell
-            found += events.feed(b"x")
         assert found == [b"a", b"b\n c", b"[DONE]"], size
+
+
+def test_a_long_event_costs_what_its_length_does() -> None:
+    """Rows of experts come in one line of many megabytes."""
+
+    def seconds(pieces: int) -> float:
+        events, piece = EventReader(), b"x" * 2**16
+        began = time.process_time()
+        found = [one for data in (b"data: ", *[piece] * pieces, b"\n\n") for one in events.feed(data)]
+        assert list(map(len, found)) == [pieces * 2**16]
+        return time.process_time() - began
+
+    assert min(seconds(512) for _ in range(3)) < 40 * min(seconds(64) for _ in range(3))
 
 
 def test_the_rest_of_a_stream_that_breaks_off_is_no_event() -> None:

@@ -29,7 +29,7 @@ POLL = 0.5
 @click.option("--checkpoint", "--hf-checkpoint", metavar="DIR", help="The tokenizer; --model by default.")
 @click.option("--tito-model", required=True, metavar="FAMILY[@REVISION]", help="The model family, or auto.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=0, show_default=True, help="Port; 0 takes a free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port; 0 takes a free one.")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE FLAGS]...")
 @click.pass_context
 def command(

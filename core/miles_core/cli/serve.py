@@ -34,7 +34,10 @@ if TYPE_CHECKING:
     "--engine", "engines", multiple=True, required=True, metavar="URL|NAME", help="Engine URLs, or one engine's name."
 )
 @click.option("--host", "--session-server-ip", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", "--session-server-port", default=8100, show_default=True, help="Port; 0 takes a free one.")
+@click.option(
+    "--port", "--session-server-port", type=click.IntRange(0, 65535), default=8100, show_default=True,
+    help="Port; 0 takes a free one.",
+)  # fmt: skip
 @click.option("--workers", default=1, show_default=True, help="Processes that share the port and the sessions.")
 @click.option("--history", type=click.Choice(["linear", "tree"]), default=None, help="How histories grow.  [linear]")
 @click.option(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class EventReader:
     """Bytes to the `data` of events; comments, names and ids of events are left out.
@@ -10,17 +12,29 @@ class EventReader:
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []
+        """What has come of the line that is not whole: in parts, since a line may be of many megabytes."""
+        self._half_end = False
+        """Whether the last byte was a CR, which an LF may follow."""
         self._data: list[bytes] = []
 
     def feed(self, piece: bytes) -> list[bytes]:
         """The events that these bytes complete; data of several lines has LF between them."""
-        text = self._rest + piece
+        if not piece:
+            return []
+        text = piece[1:] if self._half_end and piece.startswith(b"\n") else piece
+        self._half_end = piece.endswith(b"\r")
         if b"\r" in text:
-            # a CR at the end may be half of a line's end
-            whole, held = (text[:-1], text[-1:]) if text.endswith(b"\r") else (text, b"")
-            text = whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n") + held
-        *lines, self._rest = text.split(b"\n")
+            text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        first, *others = text.split(b"\n")
+        self._rest.append(first)
+        if not others:
+            return []
+        lines = [b"".join(self._rest), *others[:-1]]
+        self._rest = [others[-1]]
+        return self._read(lines)
+
+    def _read(self, lines: Sequence[bytes]) -> list[bytes]:
         events: list[bytes] = []
         for line in lines:
             if not line:

@@ -45,17 +45,26 @@ class WorkerBook:
         self._whole: set[str] = set()
 
     async def facts(self, worker: str) -> WorkerFacts | None:
-        """What the worker says now, or said within the last second; None if it does not answer."""
-        when, task = self._asked.get(worker, (0.0, None))
-        now = self._clock()
-        if task is None or (task.done() and now - when >= AGAIN_AFTER):
-            task = asyncio.get_running_loop().create_task(self._read(worker))
-            self._asked[worker] = now, task
-        return await asyncio.shield(task)  # several turns wait for one answer; one that is cancelled leaves the others
+        """What the worker says now, or said within the last second and since `forget`; None if it does not answer."""
+        while True:
+            when, task = self._asked.get(worker, (0.0, None))
+            now = self._clock()
+            if task is None or (task.done() and now - when >= AGAIN_AFTER):
+                task = asyncio.get_running_loop().create_task(self._read(worker))
+                self._asked[worker] = now, task
+            # several turns wait for one answer; one that is cancelled leaves the others
+            facts = await asyncio.shield(task)
+            if self._asked.get(worker, (0.0, None))[1] is task:
+                return facts
 
     def forget(self, worker: str) -> None:
-        """Ask again when the facts are wanted next: its weights have changed."""
+        """Believe nothing of what it said so far, nor an answer that is on its way: its weights have changed."""
         self._asked.pop(worker, None)
+
+    def drop(self, worker: str) -> None:
+        """The worker was removed: one that is added at its URL may be another."""
+        self.forget(worker)
+        self._whole.discard(worker)
 
     async def _read(self, worker: str) -> WorkerFacts | None:
         try:

@@ -23,10 +23,11 @@ UPDATES = (
     "update_weights_from_disk", "update_weights_from_distributed", "update_weights_from_tensor",
     "update_weights_from_ipc",
 )  # fmt: skip
+RENEW = (*UPDATES, "update_weight_version")
+"""Calls after which a worker's `/model_info` says something else."""
 CALLS = frozenset({
-    *UPDATES, "pause_generation", "continue_generation", "flush_cache", "update_weight_version",
-    "init_weights_update_group", "destroy_weights_update_group", "release_memory_occupation",
-    "resume_memory_occupation",
+    *RENEW, "pause_generation", "continue_generation", "flush_cache", "init_weights_update_group",
+    "destroy_weights_update_group", "release_memory_occupation", "resume_memory_occupation",
 })  # fmt: skip
 """What is passed to the workers, under the engine's own names."""
 
@@ -81,18 +82,19 @@ class Admin:
     # -- workers -----------------------------------------------------------------------------------------------
 
     async def _on_engines(self, request: Request, limit: int) -> Reply:
-        if request.method == "GET":
+        if request.method in ("GET", "HEAD"):
             return json_reply({"engines": await self._shown(request)})
+        if request.method not in ("POST", "DELETE"):
+            raise RequestError(f"{request.method} /admin/engines: expected GET, POST or DELETE", status=405)
         body = parse_body(raw) if (raw := await request.body(limit)).strip() else {}
         url = _engine_url(request.parameter("url") or body.get("url"))
         if request.method == "POST":
-            answer = {"engine": _row(await self._change(url, body))}
-        elif request.method == "DELETE":
-            answer = {"removed": self._remove(url)}
-        else:
-            raise RequestError(f"{request.method} /admin/engines: expected GET, POST or DELETE", status=405)
-        await self._tell_others()
-        return json_reply(answer)
+            worker = await self._change(url, body)
+            await self._tell_others({"engines": [_change_of(worker)]})
+            return json_reply({"engine": _row(worker)})
+        removed = self._remove(url)
+        await self._tell_others({"removed": [url]})
+        return json_reply({"removed": removed})
 
     async def _change(self, url: str, body: Mapping[str, Any]) -> Worker:
         """Add a worker, which takes sessions once it is seen to be well, or change whether one is draining."""
@@ -114,6 +116,7 @@ class Admin:
         if len(self._router.workers) == 1:
             raise RequestError(f"{url} is the only engine: add another one first", status=409)
         worker = self._router.remove(url)
+        self._service.book.drop(url)
         log.info("the engine at %s was removed", url)
         return _row(worker) if worker is not None else {}
 
@@ -132,11 +135,12 @@ class Admin:
 
     # -- other processes ---------------------------------------------------------------------------------------
 
-    async def _tell_others(self) -> None:
+    async def _tell_others(self, change: Mapping[str, Any]) -> None:
+        """What was changed here, alone: others may be changing something else at the same time."""
         peers = self._service.peers
         if peers is None:
             return
-        for status, body in await peers.broadcast("POST", STATE, orjson.dumps(self._state()), []):
+        for status, body in await peers.broadcast("POST", STATE, orjson.dumps(change), []):
             if status != 200:
                 log.error("a process of this server did not take the engines' change: %d %s", status, body[:200])
 
@@ -151,30 +155,31 @@ class Admin:
         except TimeoutError:
             log.error("the other processes did not say which engines there are: those of the command line are used")
             return
-        state = next((body for status, body in answers if status == 200), None)
+        state = next((orjson.loads(body) for status, body in answers if status == 200), None)
         if state is not None:
-            self._apply(orjson.loads(state))
+            there = {row["url"] for row in state["engines"]}
+            self._apply({**state, "removed": [one.url for one in self._router.workers if one.url not in there]})
 
     async def _on_state(self, request: Request, limit: int) -> Reply:
         if request.method == "POST":
             self._apply(orjson.loads(await request.body(limit)))
-        return json_reply(self._state())
+            return json_reply({})
+        return json_reply({"engines": list(map(_change_of, self._router.workers)), "paused": self._engines.paused})
 
-    def _state(self) -> dict[str, Any]:
-        rows = [{"url": w.url, "draining": w.draining, "healthy": w.healthy} for w in self._router.workers]
-        return {"engines": rows, "paused": self._engines.paused}
-
-    def _apply(self, state: Mapping[str, Any]) -> None:
-        wanted = {row["url"]: row for row in state["engines"]}
-        for worker in self._router.workers:
-            if worker.url not in wanted:
-                self._router.remove(worker.url)
-        for url, row in wanted.items():
-            new = self._router.get(url) is None
-            worker = self._router.add(url)
+    def _apply(self, change: Mapping[str, Any]) -> None:
+        """Do what another process did: each key is there if something of that kind was changed."""
+        for row in change.get("engines", ()):
+            new = self._router.get(row["url"]) is None
+            worker = self._router.add(row["url"])
             worker.draining = row["draining"]
             worker.healthy = row["healthy"] if new else worker.healthy
-        self._engines.paused = state["paused"]
+        for url in change.get("removed", ()):
+            self._router.remove(url)
+            self._service.book.drop(url)
+        for url in change.get("weights", ()):
+            self._service.book.forget(url)
+        if "paused" in change:
+            self._engines.paused = change["paused"]
 
     # -- calls to the workers ----------------------------------------------------------------------------------
 
@@ -193,8 +198,6 @@ class Admin:
         body = parse_body(raw) if raw.strip() else {}
         _check_call(name, body, self._engines.paused)
         rows = await asyncio.gather(*(self._one(url, name, raw or b"{}") for url in urls))
-        for url in urls:
-            self._service.book.forget(url)
         if name == "pause_generation" and any(row["ok"] for row in rows):
             await self._note(str(body["mode"]))
         elif name == "continue_generation" and all(row["ok"] for row in rows):
@@ -210,6 +213,13 @@ class Admin:
         return json_reply({"error": error, "type": "engine_error", "code": 502, "engines": rows}, 502)
 
     async def _one(self, url: str, name: str, raw: bytes) -> dict[str, Any]:
+        row = await self._ask(url, name, raw)
+        if name in RENEW:  # whatever the answer: a failed update may have been half of one
+            self._service.book.forget(url)
+            await self._tell_others({"weights": [url]})
+        return row
+
+    async def _ask(self, url: str, name: str, raw: bytes) -> dict[str, Any]:
         try:
             reply = await self._engines.client.request(
                 "POST", f"{url}/{name}", body=raw, headers={"Content-Type": "application/json"}
@@ -226,14 +236,27 @@ class Admin:
 
     async def _note(self, paused: str | None) -> None:
         self._engines.paused = paused
-        await self._tell_others()
+        await self._tell_others({"paused": paused})
 
 
 def _engine_url(given: object) -> str:
-    parts = urlsplit(given) if isinstance(given, str) else None
-    if parts is None or parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
+    if not isinstance(given, str) or not _is_base_url(given):
         raise RequestError(f"url must be an engine's base URL, such as http://10.0.0.7:30000 (found {short(given)})")
-    return str(given).rstrip("/")
+    return given.rstrip("/")
+
+
+def _is_base_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        reachable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, or half a pair of brackets
+        return False
+    return reachable and not parts.query and not parts.fragment and text.isprintable() and " " not in text
+
+
+def _change_of(worker: Worker) -> dict[str, Any]:
+    """A worker as processes tell each other of it."""
+    return {"url": worker.url, "draining": worker.draining, "healthy": worker.healthy}
 
 
 def _row(worker: Worker) -> dict[str, Any]:

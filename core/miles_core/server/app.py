@@ -87,11 +87,10 @@ def bind_socket(host: str, port: int) -> socket.socket:
     try:
         found.bind((host, port))
         found.listen(BACKLOG)  # a client that reads the printed URL may come before the event loop runs
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # OverflowError: no such port
         found.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --host or --port"
-        ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from error
     return found
 
 

@@ -193,7 +193,7 @@ class FakeEngine:
     ) -> None:
         self.script: deque[Answer] = deque()
         self.answers: dict[str, Callable[[Json], Reply]] = {}
-        """Other paths, such as `/update_weights_from_disk`, and what makes their answer from the body."""
+        """Other paths, such as `/update_weights_from_disk`, and what makes their answer from the body, `{}` if none."""
         self.requests: list[Recorded] = []
         self.port = port
         self.streams = False
@@ -283,7 +283,7 @@ class FakeEngine:
         elif request.path == "/model_info" and self.streams:
             reply = Reply(body=json.dumps(self.model_info()).encode())
         elif request.path in self.answers:
-            reply = self.answers[request.path](recorded.body)
+            reply = self.answers[request.path](recorded.body if recorded.raw else {})
         else:
             reply = Reply(body=json.dumps({"path": request.path, "query": request.rel_url.raw_query_string}).encode())
         if reply.gate is not None:

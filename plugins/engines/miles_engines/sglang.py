@@ -41,6 +41,9 @@ print(json.dumps(version))
 """
 _LOOK_TIMEOUT = 60.0
 
+CONFIGS = ("config.json", "params.json")
+"""One of them is in every directory that SGLang loads; the second is Mistral's."""
+
 
 @hookimpl
 def launch_engine(config: EngineConfig) -> Engine:
@@ -52,6 +55,7 @@ def launch_engine(config: EngineConfig) -> Engine:
     layout = Layout.of(words)
     if layout.nodes > 1 and own.workers > 1:
         raise ConfigError(f"--engine-workers {own.workers} --nnodes {layout.nodes}: a worker on several nodes is one")
+    check_model(config.model)
     loaded = chosen(config.tito_model, own.plugins)
     check_processes(words, loaded)
     ports = [config.port + n if config.port else free_port(config.host) for n in range(own.workers)]
@@ -64,6 +68,15 @@ def launch_engine(config: EngineConfig) -> Engine:
         engine.close()
         raise
     return engine
+
+
+def check_model(model: str) -> None:
+    """Raise ConfigError for a path that holds no model: SGLang itself takes long before it says so."""
+    path = Path(model)
+    if not path.exists() and (path.is_absolute() or model.startswith((".", "~"))):
+        raise ConfigError(f"--model {model}: there is no such directory")
+    if path.is_dir() and not any((path / name).exists() for name in CONFIGS):
+        raise ConfigError(f"--model {model}: no config.json in this directory; give the one of a checkpoint")
 
 
 def check_processes(words: Sequence[str], loaded: Chosen) -> None:
@@ -173,7 +186,9 @@ def interpreter(given: str | None) -> tuple[str, str]:
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"--engine-python {python}: cannot be run as a Python: {error}") from error
     if done.returncode:
-        raise ConfigError(f"--engine-python {python}: cannot be run as a Python: {done.stderr.strip()[-500:]}")
+        said = done.stderr.split("\n") or [""]
+        reason = next((line.strip() for line in reversed(said) if line.strip()), f"exit code {done.returncode}")
+        raise ConfigError(f"--engine-python {python}: cannot be run as a Python: {reason[:500]}")
     if version is None:
         install = "pip install 'miles-plugins[sglang]'" if given is None else f"{path} -m pip install 'sglang>=0.5.23'"
         other = ", or name the Python of an environment that has it with --engine-python" if given is None else ""

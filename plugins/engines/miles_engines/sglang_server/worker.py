@@ -218,10 +218,9 @@ def check_free(host: str, port: int) -> None:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as SGLang does
         try:
             probe.bind((host, port))
-        except OSError as error:
-            raise EngineStartError(
-                f"engine sglang cannot listen on {host}:{port}: {error.strerror or error}"
-            ) from error
+        except (OSError, OverflowError) as error:  # OverflowError: no such port
+            reason = getattr(error, "strerror", None) or error
+            raise EngineStartError(f"engine sglang cannot listen on {host}:{port}: {reason}") from error
 
 
 def free_port(host: str) -> int:
