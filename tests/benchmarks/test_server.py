@@ -61,6 +61,42 @@ def test_costs_stay_under_their_bars(parts: Any, name: str) -> None:
     hold(parts, name)
 
 
+SLOW = """
+import sys, time
+from miles_core.server import service
+place = service.place_turn
+def slowly(*given, **how):
+    end = time.thread_time() + 0.02
+    while time.thread_time() < end:
+        pass
+    return place(*given, **how)
+service.place_turn = slowly
+from miles_core.__main__ import main
+main()
+"""
+"""A server whose turns compute 20 ms longer."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_server_that_computes_longer_is_over_the_bar(parts: Any) -> None:
+    usual: Any = parts["Bench"]
+
+    class Slowed(usual):
+        def _start(self, command: list[str], port: int) -> Any:
+            if "miles_core" in command:
+                at = command.index("-m")
+                command = [*command[:at], "-c", SLOW, *command[at + 2 :]]
+            return super()._start(command, port)
+
+    turns = sys.modules["turns"]
+    with Slowed(checkpoint("qwen3")) as bench:
+        engine = bench.engine()
+        floor, server = bench.floor(engine), bench.server(engine)
+        (figure,) = turns._against_floor("linear", *turns.TABLE[0], floor, server, 1)
+    assert figure.value > figure.bar * ROOM
+
+
 def test_a_cost_over_its_bar_fails_the_gate(parts: Any) -> None:
     def part(bench: Any, *, short: bool) -> Any:
         yield parts["Figure"](name="low", value=1.0, bar=1.0, unit="×")

@@ -130,7 +130,7 @@ def test_a_run_without_any_sample_is_a_failure(served: Served) -> None:
 
 
 def test_ctrl_c_keeps_finished_samples_and_resumes(served: Served) -> None:
-    def interrupt(fake: FakeSessions) -> None:
+    def interrupt(fake: Any) -> None:
         if fake.turns == 4:  # the third prompt's first turn
             fake.script = lambda request: 503
             os.kill(os.getpid(), signal.SIGINT)
@@ -265,6 +265,31 @@ def test_a_server_that_is_not_there(served: Served, unused_tcp_port: int) -> Non
     assert "no answer" in result.stderr
 
 
+DECORATED = """
+import functools
+from miles_agents import calculator
+
+def timed(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+    return wrapper
+
+@timed
+async def run(base_url, prompt, request_kwargs, metadata, **kwargs):
+    return await calculator.run_agent(base_url, prompt, request_kwargs, metadata)
+"""
+
+
+def test_an_agent_in_a_plain_decorator_works(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "decorated_agent.py").write_text(DECORATED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "decorated_agent", raising=False)
+    result = served.run(agent="decorated_agent.run")
+    assert result.exit_code == 0, result.output
+    assert [each["reward"] for each in served.samples()] == [1.0] * 3
+
+
 @pytest.mark.parametrize(
     ("more", "text"),
     [
@@ -276,7 +301,7 @@ def test_a_server_that_is_not_there(served: Served, unused_tcp_port: int) -> Non
         ),
         (["--engine", "http://x", "--tito-model", "qwen33", "--checkpoint", "/no"], "did you mean qwen3?"),
         (["--engine", "http://x", "--tito-model", "qwen3", "--checkpoint", "/no"], "/no"),
-        (["--tito-model", "qwen3", "--agent", ""], "no engine"),
+        (["--tito-model", "qwen3", "--agent", ""], "--generate agentic needs an agent: give --agent NAME"),
         (["--engine", "http://x", "--tito-model", "qwen3", "--model", "nodir"], "--model nodir: there is no such"),
         (["--engine", "http://x", "--tito-model", "auto", "--model", "nodir"], "--model nodir: there is no such"),
         (["--engine", "127.0.0.1:9", *TINY], "--engine 127.0.0.1:9: the URL of an engine begins with http://; did"),

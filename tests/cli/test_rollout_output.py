@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,7 +138,8 @@ def test_a_run_that_only_fails_ends_early_and_says_why(engine: FakeGenerate, tmp
     flags = ["--generate", "single_turn", "--concurrency", "4", "--stop-after-failures", "6"]
     result = rollout(tmp_path, engine.url, *flags, count=50)
     assert result.exit_code == 1
-    assert "Error: the first 6 rollouts all failed with the same error" in result.stderr
+    # those that were under way together may have failed too
+    assert re.search(r"Error: the first [6-9] rollouts all failed with the same error", result.stderr)
     assert "scripted 400" in result.stderr
     assert 6 <= len(engine.requests) < 15
     found = summary(tmp_path)
@@ -179,24 +182,27 @@ def test_engine_concurrency_holds_for_the_turns_of_agents(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_ctrl_c_on_the_built_in_engine_keeps_tokens_and_goes_on(tmp_path: Path) -> None:
     """A long answer of the real model is stopped in the middle; the next run samples only what was left."""
-    lengths = ["--generate", "random_length", "--generate-min-length", "300", "--generate-max-length", "300"]
+    lengths = ["--generate", "random_length", "--generate-min-length", "600", "--generate-max-length", "600"]
     flags = [*lengths, "--partial-rollout", "--seed", "1", "--concurrency", "2", "--json"]
     words = [sys.executable, "-m", "miles_core", *command(tmp_path, "local", *flags, count=2)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     seen = []
+    url = ""
     for line in process.stderr:
         seen.append(line)
-        if line.startswith("output "):
+        if line.startswith("engine "):
+            url = line.split()[-1]
             break
-    time.sleep(1.0)  # into the middle of an answer; if it was over by then, the test says so
+    wait_until_sampling(url)
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 130, "".join(seen) + errors
     first = json.loads(output)
     partial = [json.loads(line) for line in (tmp_path / "out" / "partial.jsonl").read_text().splitlines()]
-    assert (first["partial_rollouts"], len(partial)) == (2, 2)
-    assert all(0 < each["response_length"] < 300 for each in partial)
+    assert first["aborted_rollouts"] == 2
+    assert first["partial_rollouts"] == len(partial) >= 1
+    assert all(0 < each["response_length"] < 600 for each in partial)
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     records = {each["prompt_index"]: each for each in read_records(tmp_path / "out")}
@@ -205,5 +211,17 @@ def test_ctrl_c_on_the_built_in_engine_keeps_tokens_and_goes_on(tmp_path: Path) 
         kept = len(each["tokens"])
         assert record["tokens"][:kept] == each["tokens"]
         assert record["rollout_log_probs"][: each["response_length"]] == each["rollout_log_probs"]
-        assert (record["response_length"], sum(record["loss_mask"])) == (300, 300)
+        assert (record["response_length"], sum(record["loss_mask"])) == (600, 600)
     assert not (tmp_path / "out" / "partial.jsonl").exists()
+
+
+def wait_until_sampling(url: str) -> None:
+    """Until the engine has read a prompt, and so is in the middle of an answer."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
+            load = json.load(answer)
+        if load["running"] == 2 and load["cached_tokens"] > 10:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"the engine never came to sample: {load}")

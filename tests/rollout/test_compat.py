@@ -245,7 +245,8 @@ async def test_helpers_of_the_endpoint(names: None) -> None:
     assert (sample.tokens, sample.response_length, sample.loss_mask) == ([1] * 7 + [5, 6], 2, None)
     assert sample.rollout_routed_experts.shape == (8, 2, 1)
     sample.rollout_routed_experts = None
-    await helpers.update_sample_from_response(SimpleNamespace(), sample, payload, reply([7]), update_loss_mask=True)
+    again = {**payload, "input_ids": sample.tokens}
+    await helpers.update_sample_from_response(SimpleNamespace(), sample, again, reply([7]), update_loss_mask=True)
     assert (sample.tokens[-3:], sample.rollout_log_probs) == ([5, 6, 7], [-1 / 64, -2 / 64, -1 / 64])
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 PROMPTS, EACH = 250, 4
 WRONG = ("never starts", "exits", "fails", "slow tool", "cancels itself", "bad reward", "bad answer")
-HANG = (5, 6)
+HANG = (5,)
 """Prompts whose agents never end: their time runs out, early in the run, while others go on."""
 COSTS_THE_ROLLOUT = ("never starts", "exits", "hangs")
 """The others leave turns behind, which are samples."""
@@ -72,7 +72,7 @@ class Run:
         self.command = [sys.executable, "-m", "miles_core", "rollout", "--prompts", str(folder / "prompts.jsonl")]
         self.command += ["--agent", "helpers.hostile_agent.run_agent", "--tito-model", "qwen3", *urls]
         self.command += ["--checkpoint", str(checkpoint), "--samples-per-prompt", str(EACH), "--json"]
-        self.command += ["--output", str(self.output), "--concurrency", "40", "--sample-timeout", "20"]
+        self.command += ["--output", str(self.output), "--concurrency", "24", "--sample-timeout", "12"]
         self.command += ["--engine-concurrency", "16", *(["--dynamic-filter", "rewards_differ"] * continuous)]
         self.environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         self.environment["MILES_EXPERIMENTAL_ROLLOUT_REFACTOR"] = "1" if continuous else ""

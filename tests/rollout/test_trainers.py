@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import importlib
 import json
+import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -149,15 +153,30 @@ print("one step of", trainer.state.global_step)
 """
 
 
-def environment(folder: Path, *installs: list[str]) -> Path:
-    """A virtual environment that lends the libraries of this one, and has what is installed; gives its Python."""
+CACHE = Path(__file__).parents[2] / ".cache" / "trainers"
+
+
+def environment(*installs: list[str]) -> Path:
+    """A virtual environment that lends the libraries of this one, and has what is installed; gives its Python.
+
+    It is made once, and made anew when what it has or lends is another.
+    """
     libraries = [path for path in sys.path if path.endswith("site-packages")]
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    (site,) = (folder / "lib").glob("python*/site-packages")
-    (site / "libraries.pth").write_text("\n".join([*libraries, str(Path(compat.__file__).parents[3])]))
-    python = folder / "bin" / "python"
-    for words in installs:
-        subprocess.run([python, "-m", "pip", "install", "-q", *words], check=True, timeout=280)
+    lent = "\n".join([*libraries, str(Path(compat.__file__).parents[3])])
+    folder = CACHE / hashlib.sha256(f"{sys.version_info[:2]}{lent}{installs}".encode()).hexdigest()[:16]
+    python, done = folder / "bin" / "python", folder / "installed"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+            venv.EnvBuilder(symlinks=True).create(folder)
+            (site,) = (folder / "lib").glob("python*/site-packages")
+            (site / "libraries.pth").write_text(lent)
+            pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile"]
+            for words in installs:
+                subprocess.run([*pip, *words], check=True, timeout=400)
+            done.touch()
     return python
 
 
@@ -165,7 +184,7 @@ def environment(folder: Path, *installs: list[str]) -> Path:
 @pytest.mark.timeout(600)
 def test_trl_takes_a_step(tmp_path: Path) -> None:
     """The released package, in an environment of its own that lends the libraries of this one."""
-    python = environment(tmp_path / "env", ["trl==1.16.0"])
+    python = environment(["trl==1.16.0"])
     (tmp_path / "samples.json").write_text(json.dumps([sample(0).to_dict(), sample(1).to_dict()]))
     (tmp_path / "step.py").write_text(STEP)
     command = [python, tmp_path / "step.py", TINY, tmp_path / "samples.json", tmp_path / "out"]
@@ -208,7 +227,7 @@ NEEDED_BY_VERL += ["datasets", "pillow", "cachetools"]
 @pytest.mark.timeout(600)
 def test_verl_takes_what_its_agent_loop_gives(tmp_path: Path) -> None:
     """The released package's own class, and the tensors that it makes."""
-    python = environment(tmp_path / "env", ["--no-deps", "verl==0.9.1"], NEEDED_BY_VERL)
+    python = environment(["--no-deps", "verl==0.9.1"], NEEDED_BY_VERL)
     (tmp_path / "samples.json").write_text(json.dumps([sample(0).to_dict(), sample(1).to_dict()]))
     (tmp_path / "take.py").write_text(VERL)
     command = [python, tmp_path / "take.py", tmp_path / "samples.json"]

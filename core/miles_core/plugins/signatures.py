@@ -92,7 +92,8 @@ def is_async(function: AnyCallable) -> bool:
 
 def _check_colour(hook: str, function: AnyCallable) -> None:
     due = inspect.iscoroutinefunction(getattr(hookspecs, hook))
-    if due is is_async(function):
+    # what a plain decorator makes of an async function can be awaited just as well
+    if due is is_async(function) or (due and is_async(inspect.unwrap(function))):
         return
     if due:
         raise PluginLoadError(f"has a {hook} that is not async\n  write `async def {hook}`")

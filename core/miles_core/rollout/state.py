@@ -124,7 +124,10 @@ class RolloutState:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The checkpoint's tokenizer, loaded with transformers on first use."""
+        """The checkpoint's tokenizer, loaded with transformers on first use.
+
+        One that brings no chat template has the family's, so that modules that render prompts themselves can.
+        """
         if not self.args.hf_checkpoint:
             raise ConfigError("this generate function needs a tokenizer: give --checkpoint")
         try:
@@ -133,4 +136,8 @@ class RolloutState:
             raise ConfigError(
                 "this generate function needs transformers: pip install 'miles-plugins[local]'"
             ) from error
-        return AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
+        tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
+        text = getattr(self.family and self.family.template, "text", None)  # an encoder's code is no template
+        if text and not tokenizer.chat_template:
+            tokenizer.chat_template = text
+        return tokenizer

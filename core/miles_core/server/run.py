@@ -44,13 +44,27 @@ def serve(
 
 YOUNG = 10_000
 """New objects after which Python looks for cycles among them; a request of some megabytes makes as many."""
+OLD = 1000
+"""How many searches of middle age precede one of everything, whose pause grows with what open sessions hold.
+
+A turn leaves no cycles, so that this finds nothing of ours; a plugin's are found while they are young.
+"""
+
+
+ROOM = 16 * 2**20
+"""Bytes that a few long turns at once use for a moment. The C library keeps what was used, so that it is best taken
+from the system at start: what a server grows by from then on is what its sessions hold."""
+_TEXT = 2**11
+"""Bytes of a message's text, as most of that memory is used."""
 
 
 def _settle() -> None:
     """Take what was loaded out of Python's search for cycles, which walks over all there is and stops every session."""
+    used = [bytes(_TEXT) for _ in range(ROOM // _TEXT)]
+    del used
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, *gc.get_threshold()[1:])
+    gc.set_threshold(YOUNG, gc.get_threshold()[1], OLD)
 
 
 @contextmanager

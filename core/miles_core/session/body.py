@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -19,10 +20,10 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def load_body(raw: bytes) -> dict[str, Any]:
+def load_body(raw: bytes, loads: Callable[[bytes], Any] = orjson.loads) -> dict[str, Any]:
     """The same, whose depth is still to be checked."""
     try:
-        body = orjson.loads(raw)
+        body = loads(raw)
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the request body is not valid JSON in valid Unicode: {error}") from error
     if not isinstance(body, dict):

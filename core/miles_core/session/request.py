@@ -8,6 +8,7 @@ from typing import Any
 
 from miles_core.errors import RequestError
 from miles_core.session.body import check_depth, load_body, short
+from miles_core.session.long_body import loads_long
 from miles_core.types import Message
 
 log = logging.getLogger("miles.session")
@@ -15,7 +16,7 @@ log = logging.getLogger("miles.session")
 
 def load_request(raw: bytes) -> dict[str, Any]:
     """The body of a long request, its messages and fields checked. Looks at no session: any thread may do it."""
-    body = load_body(raw)
+    body = load_body(raw, loads_long)
     check_messages(request_messages(body))
     check_fields(body)
     return body

@@ -125,7 +125,8 @@ class FastEncoder:
     def encode_array(self, text: str) -> array[int]:
         """Ids of `text` as int32. Raises UnicodeEncodeError on lone surrogates."""
         if not text.isascii():
-            text.encode("utf-8")
+            for at in range(0, len(text), WINDOW):
+                text[at : at + WINDOW].encode("utf-8")
             if self._normalise and _unknown(text):
                 if self._original is None:
                     self._original = self._whole()
