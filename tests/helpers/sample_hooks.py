@@ -137,7 +137,7 @@ def _values(sample: Sample) -> list[float]:
 
 
 train_all = change_each(lambda sample: setattr(sample, "loss_mask", [1] * sample.response_length))
-make_up_log_probs = change_each(lambda sample: _values(sample).__setitem__(0, -0.25))
+make_up_log_probs = change_each(lambda sample: _values(sample).__setitem__(0, _values(sample)[0] - 0.25))
 log_probs_nan = change_each(lambda sample: _values(sample).__setitem__(0, float("nan")))
 mask_two = change_each(lambda sample: _mask(sample).__setitem__(0, 2))
 mask_half = change_each(lambda sample: _mask(sample).__setitem__(0, 0.5))  # type: ignore[call-overload]  # its fault

@@ -21,7 +21,7 @@ cp "$templates/qwen3.jinja" checkpoint/chat_template.jinja
 STAGES: Mapping[str, Stage] = {
     "docs/environments.md": Stage(servers=("python examples/environments/",)),
     "docs/families.md": Stage(
-        stands_for={"DIR": "checkpoint", "FILE": "checkpoint/chat_template.jinja"}, before=(CHECKPOINT,)
+        stands_for={"DIR": "checkpoint", "FILE": "checkpoint/chat_template.jinja"}, before=(CHECKPOINT, ENGINE)
     ),
     "docs/index.md": Stage(before=(ENGINE,)),
     "docs/operations.md": Stage(

@@ -16,7 +16,8 @@ import pytest
 from helpers.sessions import Serve
 from miles_core.server.app import ServerThread
 
-TURNS = 30
+TURNS = 100
+"""A connection to the engine that is opened anew in between leaves some twenty objects."""
 
 
 @contextmanager
