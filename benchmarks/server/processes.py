@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,8 @@ class Served:
             pid = waiting.pop()
             found.append(pid)
             for task in Path(f"/proc/{pid}/task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
+                with suppress(FileNotFoundError):  # a thread that has just ended
+                    waiting += map(int, (task / "children").read_text().split())
         return found
 
     def cpu(self) -> float:

@@ -125,7 +125,7 @@ class World:
             assert prompt[:kept] == base.checkpoint[:kept]
         assert turn.kept == kept
         start = min(len(base.checkpoint) - 1, kept) if base else 0
-        sent = json.loads(turn.sent())
+        sent = json.loads(b"".join(turn.sent()))
         assert sent.get("routed_experts_start_len", 0) == (start if self.model.replay.incremental else 0)
         known = base.messages if base else []
         appended = messages[len(known) :]

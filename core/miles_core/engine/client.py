@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import orjson
 
-from miles_core.engine.connection import Connection, EngineReply, Incoming
+from miles_core.engine.connection import Body, Connection, EngineReply, Incoming, parts_of
 from miles_core.errors import EngineUnreachable
 
 KEEPALIVE_SECONDS = 4
@@ -107,7 +107,7 @@ class EngineClient:
         self._trusted: ssl.SSLContext | None = None
 
     async def request(
-        self, method: str, url: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self, method: str, url: str, *, body: Body | None = None, headers: Mapping[str, str] | None = None
     ) -> EngineReply:
         """Send and read one whole answer, whatever its status. Raises EngineUnreachable naming the URL."""
         with _naming(url):
@@ -116,7 +116,7 @@ class EngineClient:
             async with asyncio.timeout(self._timeout):
                 return await self._exchange(method, url, body, headers)
 
-    async def stream(self, url: str, *, body: bytes, headers: Mapping[str, str] | None = None) -> EngineStream:
+    async def stream(self, url: str, *, body: Body, headers: Mapping[str, str] | None = None) -> EngineStream:
         """POST and read the head of the answer, whatever its status; call `close` on what comes.
 
         Raises EngineUnreachable naming the URL.
@@ -131,7 +131,7 @@ class EngineClient:
                 raise
 
     async def _exchange(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str] | None
+        self, method: str, url: str, body: Body | None, headers: Mapping[str, str] | None
     ) -> EngineReply:
         place, head = self._head_of(method, url, body, headers)
         connection = self._kept(place) or await self._connect(place)
@@ -144,13 +144,13 @@ class EngineClient:
         return reply
 
     def _head_of(
-        self, method: str, url: str, body: bytes | None, headers: Mapping[str, str] | None
+        self, method: str, url: str, body: Body | None, headers: Mapping[str, str] | None
     ) -> tuple[_Place, bytes]:
         parts = urlsplit(url)
         place = _Place.of(parts.scheme, parts.netloc)
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         lines = "".join([f"{name}: {value}\r\n" for name, value in (headers or {}).items()]).encode("latin-1")
-        length = b"" if body is None else b"Content-Length: %d\r\n" % len(body)
+        length = b"" if body is None else b"Content-Length: %d\r\n" % sum(map(len, parts_of(body)))
         line = b"%s %s HTTP/1.1\r\n" % (method.encode(), path.encode())
         return place, b"".join((line, place.head, self._head, lines, length, b"\r\n"))
 

@@ -13,6 +13,16 @@ import httptools
 
 TOGETHER = 2**16
 """Bytes up to which head and body are copied into one write."""
+PIECE = 2**18
+"""Bytes of a long body that are written at once: the system copies them while nobody else is served."""
+
+Body = bytes | Sequence[bytes]
+"""A request's body, whole or in parts."""
+
+
+def parts_of(body: Body | None) -> Sequence[bytes]:
+    """A body in parts; none where there is no body."""
+    return () if body is None else (body,) if isinstance(body, bytes) else body
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +104,9 @@ class Connection(asyncio.Protocol):
         self._opened: asyncio.Future[Incoming] | None = None
         self._incoming: Incoming | None = None
         self._lost: asyncio.Future[None] = loop.create_future()
+        self._full = False
+        self._room: asyncio.Future[None] | None = None
+        """Waited for by a long body: there is room for more of it, or no use for it."""
         self._usable = True
         self._begin()
 
@@ -110,7 +123,7 @@ class Connection(asyncio.Protocol):
         """Whether it takes another request."""
         return self._usable and self._answer is None and self._opened is None and self._incoming is None
 
-    async def exchange(self, head: bytes, body: bytes | None, *, bodiless: bool = False) -> EngineReply:
+    async def exchange(self, head: bytes, body: Body | None, *, bodiless: bool = False) -> EngineReply:
         """Send a request and wait for its answer; `bodiless` ones end with their headers.
 
         Raises OSError, EOFError or ValueError if it breaks off or is not HTTP. A cancelled one leaves the connection
@@ -119,13 +132,14 @@ class Connection(asyncio.Protocol):
         transport = self._ready(bodiless=bodiless)
         answer: asyncio.Future[EngineReply] = self._loop.create_future()
         self._answer = answer
-        _write(transport, head, body)
         try:
+            if not _write(transport, head, parts_of(body)):
+                await self._write_long(transport, head, parts_of(body))
             return await answer
         finally:
             self._answer = None
 
-    async def open(self, head: bytes, body: bytes | None) -> Incoming:
+    async def open(self, head: bytes, body: Body | None) -> Incoming:
         """Send a request and wait for the head of its answer; the body comes as it comes.
 
         Raises what `exchange` does. The connection takes another request when the body has ended.
@@ -133,11 +147,33 @@ class Connection(asyncio.Protocol):
         transport = self._ready()
         opened: asyncio.Future[Incoming] = self._loop.create_future()
         self._opened = opened
-        _write(transport, head, body)
         try:
+            if not _write(transport, head, parts_of(body)):
+                await self._write_long(transport, head, parts_of(body))
             return await opened
         finally:
             self._opened = None
+
+    async def _write_long(self, transport: asyncio.Transport, head: bytes, parts: Sequence[bytes]) -> None:
+        """Write piece by piece, as there is room; an answer that does not wait for the rest ends it."""
+        transport.write(head)
+        for part in parts:
+            for at in range(0, len(part), PIECE):
+                if self._answered:
+                    self.close()
+                    return
+                transport.write(part[at : at + PIECE])
+                if self._full:
+                    self._room = self._loop.create_future()
+                    await self._room
+                else:
+                    await asyncio.sleep(0)
+
+    @property
+    def _answered(self) -> bool:
+        """Whether nothing more is to come of what was asked."""
+        waiting = self._answer or self._opened
+        return self._incoming is None and (waiting is None or waiting.done())
 
     def _ready(self, *, bodiless: bool = False) -> asyncio.Transport:
         if self._transport is None or not self.reusable:
@@ -160,6 +196,19 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is open."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are of no such class
+
+    def pause_writing(self) -> None:
+        """No room for more."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """There is room again."""
+        self._full = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         """Some of an answer."""
@@ -221,6 +270,7 @@ class Connection(asyncio.Protocol):
         self._complete()
 
     def _complete(self) -> None:
+        self._go_on()
         if self._incoming is not None:
             self._incoming.end()
             self._incoming = None
@@ -236,6 +286,7 @@ class Connection(asyncio.Protocol):
             self._answer.set_result(EngineReply(self._parser.get_status_code(), self._headers, body))
 
     def _fail(self, error: Exception) -> None:
+        self._go_on()
         for waiting in (self._answer, self._opened):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(error)
@@ -243,8 +294,11 @@ class Connection(asyncio.Protocol):
             self._incoming.end(error)
 
 
-def _write(transport: asyncio.Transport, head: bytes, body: bytes | None) -> None:
-    if body is None or len(body) <= TOGETHER:
-        transport.write(head + (body or b""))
-    else:
-        transport.writelines((head, body))
+def _write(transport: asyncio.Transport, head: bytes, parts: Sequence[bytes]) -> bool:
+    """Write a request in one go, unless it is long."""
+    size = sum(map(len, parts))
+    if size <= TOGETHER:
+        transport.write(b"".join((head, *parts)))
+    elif size <= PIECE:
+        transport.writelines((head, *parts))
+    return size <= PIECE

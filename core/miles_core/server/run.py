@@ -43,13 +43,14 @@ def serve(
 
 
 YOUNG = 10_000
-"""New objects after which Python looks for cycles among them; a request of some megabytes makes as many."""
-OLD = 1000
-"""How many searches of middle age precede one of everything, whose pause grows with what open sessions hold.
+"""New objects after which Python looks for cycles among them; a request of some megabytes makes more."""
+MIDDLE = 1
+"""How many such searches precede one of what they left: what a large request made is looked at while it is little."""
+OLD = 10_000
+"""How many of these precede one of everything, whose pause grows with what open sessions hold.
 
 A turn leaves no cycles, so that this finds nothing of ours; a plugin's are found while they are young.
 """
-
 
 ROOM = 16 * 2**20
 """Bytes that a few long turns at once use for a moment. The C library keeps what was used, so that it is best taken
@@ -64,7 +65,8 @@ def _settle() -> None:
     del used
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG, gc.get_threshold()[1], OLD)
+    gc.set_threshold(YOUNG, MIDDLE, OLD)
+    gc.enable()
 
 
 @contextmanager

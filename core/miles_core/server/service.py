@@ -30,7 +30,7 @@ from miles_core.session.commit import commit_turn
 from miles_core.session.leaves import SampleHook, leaf_samples, tree_metadata
 from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.reply import Generation, read_reply
-from miles_core.session.request import load_request
+from miles_core.session.request import Checked, load_checked, request_messages
 from miles_core.session.store import SelfCheck, SessionStore, records, session_metadata
 from miles_core.session.turn import (
     PreparedTurn,
@@ -223,12 +223,21 @@ class SessionService:
         self._refuse_when_closing()
         self._refuse_when_full()
         long = len(raw) > LONG_BODY
-        body = await self.offload.run(load_request, raw) if long else load_body(raw)
-        placed = place_turn(session, body, self.rules, checked=long)
+        placed = place_turn(session, await self._load_long(session, raw) if long else load_body(raw), self.rules)
         rid = secrets.token_hex(16)
         if not long and (len(raw) <= LONG_TEXT or not placed.is_long(LONG_TEXT)):
             return build_turn(placed, self.rules, rid=rid)
         return await self.offload.run(partial(build_turn, placed.apart(), self.rules, rid=rid))
+
+    async def _load_long(self, session: Session, raw: bytes) -> Checked:
+        """Read a long request, and compare it with the session's last generation, in a thread."""
+        request = await self.offload.run(load_checked, raw)
+        tip, messages = session.forest.tip, request_messages(request.body)
+        ahead, same = tip.copy(), self.rules.policy.same(self.rules.matches)
+        await self.offload.run(lambda: ahead.match(messages, ahead.repeated(messages), same))
+        if session.forest.tip is tip and tip.node is ahead.node:  # nothing was committed meanwhile
+            session.forest.tip = ahead
+        return request
 
     async def run_turn(self, session: Session, turn: PreparedTurn, headers: Headers) -> EngineReply | Generation:
         """Ask the engine and commit its answer: the checked generation, or the engine's own refusal.

@@ -46,7 +46,7 @@ def commit_turn(
         added=shared_ids(turn.added, near),
         sampled=generation.sampled,
         log_probs=generation.log_probs,
-        tools=base.tools if base else session.forest.known_tools(turn.tools),
+        tools=base.tools if base else session.forest.keep_tools(turn.tools, turn.tools_key),
         request=shared_fields(turn.fields, near),
         answer=kept_answer(generation.raw, generation.meta, [node.answer for node in near]),
         facts=_facts(generation, turn.kept + len(turn.added), started, ended),
@@ -54,7 +54,7 @@ def commit_turn(
     )
     if turn.position.discarded:
         _note_rollback(session, turn)
-    rules.policy.commit(session.forest, node)
+    rules.policy.commit(session.forest, node, turn.keys)
     if turn.line.node is base:
         turn.line.grow(node, turn.new)
         session.forest.line = turn.line

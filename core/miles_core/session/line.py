@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import orjson
 
+from miles_core.session.long_text import dumps_list
 from miles_core.types import Message
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Written:
     @classmethod
     def of(cls, messages: Sequence[Message], ids: array[int]) -> Written:
         """Write them."""
-        return cls(written_messages(messages), written_ids(ids))
+        return cls(dumps_list(messages), written_ids(ids))
 
 
 class Line:
@@ -101,11 +102,6 @@ class Line:
         for _ in range(len(self.tokens) - count):
             end = self.ids.rindex(b",", 0, end)
         return self.ids[:end]
-
-
-def written_messages(messages: Sequence[Message]) -> bytes:
-    """Messages as the inside of a JSON list."""
-    return orjson.dumps(messages)[1:-1]
 
 
 def written_ids(ids: array[int]) -> bytes:

@@ -1,8 +1,8 @@
 """JSON of some megabytes, read in pieces: no other thread of Python runs while one piece of JSON is read.
 
-A body is long because its messages or tools are many. Such a list is cut between two of its objects. Where that is, is
-guessed and then proved: JSON is read from left to right, so if what stands before a cut is a list of whole values once
-it is closed, the cut is between two of them, whatever follows.
+A body is long because its messages or tools are many, or because a text is (`long_text.py`). A list is cut between two
+of its objects. Where that is, is guessed and then proved: JSON is read from left to right, so if what stands before a
+cut is a list of whole values once it is closed, the cut is between two of them, whatever follows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
+
+from miles_core.session.long_text import cut_texts, put_back
 
 PIECE = 2**17
 """Bytes that are read at once: a millisecond."""
@@ -28,9 +30,13 @@ _BETWEEN = (b"},{", b"}, {")
 def loads_long(raw: bytes, *, piece: int = PIECE) -> Any:
     """What `orjson.loads` reads. Raises orjson.JSONDecodeError as it does."""
     try:
-        return _loads(raw, piece, _LISTS)
+        short, texts = cut_texts(raw, piece)
+        value = _loads(short, piece, _LISTS)
+        if not texts or put_back(value, texts):
+            return value
     except orjson.JSONDecodeError:
-        return orjson.loads(raw)  # says where in the whole
+        pass
+    return orjson.loads(raw)  # an error says where in the whole
 
 
 def _loads(raw: bytes, piece: int, lists: Sequence[bytes]) -> Any:

@@ -16,6 +16,9 @@ Matcher = Callable[[Message, Message], bool]
 MessageKey = Callable[[Message], Hashable]
 """What a matcher sorts messages by: equal for any two that it calls the same."""
 
+Keys = Sequence[Hashable] | None
+"""Those of several messages; None where none are asked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -33,6 +36,10 @@ class Position:
 
 class HistoryPolicy(Protocol):
     """How requests attach to a forest and what a commit leaves of it."""
+
+    def same(self, matches: Matcher) -> Matcher:
+        """How one request's messages are told from those of the forest's tip."""
+        ...
 
     def position(
         self,
@@ -53,8 +60,12 @@ class HistoryPolicy(Protocol):
         """Whether a turn that was positioned earlier may still be committed."""
         ...
 
-    def commit(self, forest: Forest, node: Node) -> None:
-        """Put a finished generation into the forest."""
+    def keys(self, messages: Sequence[Message]) -> Keys:
+        """What a commit needs to know of new messages. Looks at no session: any thread may do it."""
+        ...
+
+    def commit(self, forest: Forest, node: Node, keys: Keys) -> None:
+        """Put a finished generation into the forest; `keys` are those of its messages but the last."""
         ...
 
 
@@ -63,6 +74,10 @@ class LinearPolicy:
 
     def __init__(self, max_rollback: int = 1) -> None:
         self.max_rollback = max_rollback
+
+    def same(self, matches: Matcher) -> Matcher:
+        """As the matcher says."""
+        return matches
 
     def position(
         self,
@@ -92,7 +107,11 @@ class LinearPolicy:
         """Only while no other turn was committed since."""
         return forest.last is position.head
 
-    def commit(self, forest: Forest, node: Node) -> None:
+    def keys(self, messages: Sequence[Message]) -> Keys:
+        """None."""
+        return None
+
+    def commit(self, forest: Forest, node: Node, keys: Keys) -> None:
         """The new generation becomes the end of the line; a turn it replaced is let go."""
         forest.add(node)
         if len(forest.nodes) > 1 and forest.nodes[-2] is not node.parent:
@@ -106,6 +125,11 @@ class TreePolicy:
         self.max_nodes = max_nodes
         self._key = key
         """Narrows down which generations the matcher is asked about; without it, it is asked about all."""
+
+    def same(self, matches: Matcher) -> Matcher:
+        """As the matcher says, of messages whose keys are equal."""
+        key = self._key
+        return matches if key is None else lambda stored, sent: key(stored) == key(sent) and matches(stored, sent)
 
     def position(
         self,
@@ -141,9 +165,7 @@ class TreePolicy:
         if key is None:
             return _deepest_of_all(forest, tools, _Agreement(messages, matches))
         asked = _asked_once(matches)
-        match = forest.tip.match(
-            messages, repeated, lambda stored, sent: key(stored) == key(sent) and asked(stored, sent)
-        )
+        match = forest.tip.match(messages, repeated, self.same(asked))
         known = forest.tip.reached(match)
         agreement = _Agreement(messages, asked, known)
         # the keys of messages that match lead along the tip's path: the search goes on from there
@@ -164,12 +186,16 @@ class TreePolicy:
         """Always, while there is room: a turn from an old place becomes a sibling."""
         return len(forest.nodes) < self.max_nodes
 
-    def commit(self, forest: Forest, node: Node) -> None:
+    def keys(self, messages: Sequence[Message]) -> Keys:
+        """Those by which the messages will be found."""
+        return None if self._key is None else [self._key(message) for message in messages]
+
+    def commit(self, forest: Forest, node: Node, keys: Keys) -> None:
         """One more generation; nothing is ever let go."""
-        keys = None if self._key is None else [self._key(message) for message in node.messages]
+        sampled = self.keys(node.messages[-1:])
         forest.add(node)
-        if keys is not None:
-            forest.index.add(node, keys)
+        if keys is not None and sampled is not None:
+            forest.index.add(node, [*keys, *sampled])
 
 
 def _asked_once(matches: Matcher) -> Matcher:

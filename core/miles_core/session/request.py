@@ -4,22 +4,39 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from miles_core.errors import RequestError
 from miles_core.session.body import check_depth, load_body, short
 from miles_core.session.long_body import loads_long
+from miles_core.session.tree import tools_key
+from miles_core.tito import normalise_tools
 from miles_core.types import Message
 
 log = logging.getLogger("miles.session")
 
 
-def load_request(raw: bytes) -> dict[str, Any]:
-    """The body of a long request, its messages and fields checked. Looks at no session: any thread may do it."""
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A request's body in which everything is as it should be, and the key of its tools, if it has any."""
+
+    body: dict[str, Any]
+    tools_key: bytes | None
+
+
+def load_checked(raw: bytes) -> Checked:
+    """Read and check a long request. Looks at no session: any thread may do it."""
     body = load_body(raw, loads_long)
     check_messages(request_messages(body))
     check_fields(body)
-    return body
+    return Checked(body, key_of_tools(body))
+
+
+def key_of_tools(body: dict[str, Any]) -> bytes | None:
+    """The key of the request's tools. Raises RequestError for what is no list of tools."""
+    normalise_tools(body.get("tools"))
+    return tools_key(body["tools"]) if body.get("tools") else None
 
 
 def request_messages(body: dict[str, Any]) -> list[Message]:

@@ -31,6 +31,13 @@ class Tip:
         self._numbers: list[int] = []
         """Where in there are numbers or booleans: `==` takes true for 1, and 1 for 1.0."""
 
+    def copy(self) -> Tip:
+        """One that goes on by itself."""
+        other = Tip()
+        other.node, other.messages = self.node, self.messages[:]
+        other._spelled, other._numbers = self._spelled[:], self._numbers[:]
+        return other
+
     def move(self, node: Node) -> None:
         """Lay out the path of a generation that was just committed."""
         if node.parent is not self.node:

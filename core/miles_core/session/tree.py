@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import orjson
@@ -16,6 +17,7 @@ import orjson
 from miles_core.session.answer import Answer
 from miles_core.session.index import PathIndex
 from miles_core.session.line import Line
+from miles_core.session.long_text import LIST_AT_ONCE
 from miles_core.session.tip import Tip
 from miles_core.tito import normalise_tools
 from miles_core.types import Message, Tool
@@ -138,12 +140,17 @@ class Forest:
     def _link(self, node: Node) -> None:
         self.nodes.append(node)
         self._children.setdefault(node.parent.id if node.parent else None, []).append(node)
-        if node.parent is None and node.tools is not None:
-            self._tools.setdefault(tools_key(node.tools), node.tools)
 
-    def known_tools(self, tools: Sequence[Tool] | None) -> Sequence[Tool] | None:
-        """The stored list that says the same, else `tools` itself: equal tools of a forest are one object."""
-        return self._tools.get(tools_key(tools), tools) if self._tools and tools is not None else tools
+    def known_tools(self, tools: Sequence[Tool] | None, key: bytes | None = None) -> Sequence[Tool] | None:
+        """The stored list that says the same, else `tools` itself: equal tools of a forest are one object.
+
+        `key` is what `tools_key` gave, where it was asked already.
+        """
+        return self._tools.get(key or tools_key(tools), tools) if self._tools and tools is not None else tools
+
+    def keep_tools(self, tools: Sequence[Tool] | None, key: bytes | None = None) -> Sequence[Tool] | None:
+        """The same, for tools of a generation that is about to be added: they are stored."""
+        return tools if tools is None else self._tools.setdefault(key or tools_key(tools), tools)
 
     def children(self, node: Node | None) -> Sequence[Node]:
         """The generations that extend `node` (None: the roots), in order of commit."""
@@ -155,14 +162,19 @@ class Forest:
 
     def forget_all_but(self, kept: Sequence[Node]) -> None:
         """Let go of generations that no path needs any more (linear histories)."""
-        self.nodes, self._children, self._tools = [], {}, {}
+        self.nodes, self._children = [], {}
         for node in kept:
             self._link(node)
+        used = [node.tools for node in kept]
+        self._tools = {key: tools for key, tools in self._tools.items() if any(tools is other for other in used)}
 
 
 def tools_key(tools: Sequence[Tool]) -> bytes:
     """Equal for tools that are equal as JSON values (true is not 1), whether or not functions are wrapped."""
-    return orjson.dumps(normalise_tools(tools), option=orjson.OPT_SORT_KEYS)
+    digest = blake2b(digest_size=32)
+    for at in range(0, len(tools), LIST_AT_ONCE):
+        digest.update(orjson.dumps(normalise_tools(tools[at : at + LIST_AT_ONCE]), option=orjson.OPT_SORT_KEYS))
+    return digest.digest()
 
 
 def path_messages(node: Node | None) -> Iterator[Message]:

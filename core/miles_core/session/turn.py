@@ -14,19 +14,22 @@ import orjson
 
 from miles_core.errors import InvariantError, RequestError
 from miles_core.session.line import Line, LineCache, Written
-from miles_core.session.policy import HistoryPolicy, Matcher, Position
+from miles_core.session.long_text import TEXT_AT_ONCE, dumps_list
+from miles_core.session.policy import HistoryPolicy, Keys, Matcher, Position
 from miles_core.session.request import (
     WHOLE_ONLY,
+    Checked,
     check_fields,
     check_messages,
     engine_fields,
+    key_of_tools,
     live_fields,
     request_messages,
 )
 from miles_core.session.routing import Replay, request_fields
 from miles_core.session.sharing import shared_fields
 from miles_core.session.tree import Forest
-from miles_core.tito import BoundFamily, normalise_messages, normalise_tools
+from miles_core.tito import BoundFamily, normalise_messages
 from miles_core.types import Message, Tool
 
 log = logging.getLogger("miles.session")
@@ -94,6 +97,8 @@ class PlacedTurn:
     line: Line | None
     """The path to that place, if it is written out; it goes on with the session."""
     tools: Sequence[Tool] | None
+    tools_key: bytes | None
+    """Of the tools that a new conversation brings."""
     tools_changed: bool
     kwargs: Mapping[str, Any]
     """What the template is given."""
@@ -132,6 +137,7 @@ class PreparedTurn:
     line: Line
     """The path to the turn's place."""
     tools: Sequence[Tool] | None
+    tools_key: bytes | None
     tools_changed: bool
     control_tokens: int
     stream: bool
@@ -139,8 +145,10 @@ class PreparedTurn:
     """Those of the agent."""
     new: Written
     """What it adds to that path."""
-    content: bytes
-    """Tools, messages and ids as they are sent: the end of a JSON object."""
+    keys: Keys
+    """Those of the messages that it adds, for the history."""
+    content: tuple[bytes, ...]
+    """Tools, messages and ids as they are sent: the end of a JSON object, in parts."""
 
     @property
     def prompt(self) -> array[int]:
@@ -161,9 +169,10 @@ class PreparedTurn:
         """The same, which asks the engine for a stream."""
         return replace(self, fields=live_fields(self.fields, self.stream_options))
 
-    def sent(self) -> bytes:
-        """The engine's request."""
-        return orjson.dumps({key: value for key, value in self.fields.items() if key != "tools"})[:-1] + self.content
+    def sent(self) -> tuple[bytes, ...]:
+        """The engine's request, in parts."""
+        short = {key: value for key, value in self.fields.items() if key != "tools" or value is None}
+        return orjson.dumps(short)[:-1], *self.content
 
 
 def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, rid: str) -> PreparedTurn:
@@ -175,20 +184,22 @@ def prepare_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, ri
     return build_turn(place_turn(session, body, rules), rules, rid=rid)
 
 
-def place_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, checked: bool = False) -> PlacedTurn:
+def place_turn(session: Session, request: dict[str, Any] | Checked, rules: TurnRules) -> PlacedTurn:
     """Check the request and find its place: all of a turn's preparation that looks at the session.
 
-    It takes time for what is new in the request, and hardly any for what it repeats of the session's last generation;
-    `checked` says that the body comes from `load_request`.
+    It takes time for what is new in the request, and hardly any for what it repeats of the session's last generation.
     """
+    body = request.body if isinstance(request, Checked) else request
     messages = request_messages(body)
     repeated = session.forest.tip.repeated(messages)
-    if not checked:
+    if isinstance(request, Checked):
+        key = request.tools_key
+    else:
         check_messages(messages, repeated)
         check_fields(body)
+        key = key_of_tools(body)
     kwargs = _template_kwargs(session, body, rules)
-    normalise_tools(body.get("tools"))
-    tools = session.forest.known_tools(body.get("tools") or None)
+    tools = session.forest.known_tools(body.get("tools") or None, key)
     position = rules.policy.position(session.forest, messages, tools, rules.matches, repeated)
     base = position.base
     changed = base is not None and tools is not None and tools is not base.tools
@@ -201,6 +212,7 @@ def place_turn(session: Session, body: dict[str, Any], rules: TurnRules, *, chec
         position=position,
         line=session.forest.line_to(base),
         tools=tools if base is None else base.tools,
+        tools_key=key if base is None else None,
         tools_changed=changed,
         kwargs=kwargs,
         asked=rules.family.merge_kwargs(
@@ -238,23 +250,28 @@ def build_turn(placed: PlacedTurn, rules: TurnRules, *, rid: str) -> PreparedTur
         encoded=encoded,
         line=line,
         tools=placed.tools,
+        tools_key=placed.tools_key,
         tools_changed=placed.tools_changed,
         control_tokens=control,
         stream=bool(body.get("stream")),
         stream_options=body.get("stream_options") or {},
         new=new,
+        keys=rules.policy.keys(position.appended),
         content=_content(line, kept, new, fields),
     )
 
 
-def _content(line: Line, kept: int, new: Written, fields: Mapping[str, Any]) -> bytes:
+def _content(line: Line, kept: int, new: Written, fields: Mapping[str, Any]) -> tuple[bytes, ...]:
     """The end of the engine's request: all in it that may be long."""
     known = line.ids if kept == len(line.tokens) else line.ids_before(kept)
-    return b"".join((
-        b',"tools":' + orjson.dumps(fields["tools"]) if "tools" in fields else b"",
+    parts = (
+        b',"tools":[%s]' % dumps_list(fields["tools"]) if fields.get("tools") is not None else b"",
         b',"messages":[', line.messages, b"," if line.messages and new.messages else b"", new.messages,
         b'],"input_ids":[', known, b"," if known and new.ids else b"", new.ids, b"]}",
-    ))  # fmt: skip
+    )  # fmt: skip
+    # the line goes on: it is copied, and so is all that is short, in one go
+    long = len(new.messages) + len(new.ids) + len(parts[0]) > TEXT_AT_ONCE
+    return tuple(map(bytes, parts)) if long else (b"".join(parts),)
 
 
 def _template_kwargs(session: Session, body: dict[str, Any], rules: TurnRules) -> dict[str, Any]:
