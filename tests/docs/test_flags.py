@@ -18,7 +18,8 @@ CLI = page("docs/cli.md")
 
 OTHERS = frozenset({
     "--reasoning-parser", "--tool-call-parser", "--model-path", "--tokenizer-path", "--nnodes", "--node-rank",
-    "--enable-dp-attention", "--enable-return-routed-experts", "--tokenizer-worker-num", "--version", "--help",
+    "--enable-dp-attention", "--enable-return-routed-experts", "--tokenizer-worker-num", "--mem-fraction-static",
+    "--tp", "--version", "--help",
 })  # fmt: skip
 """Flags of other programs that pages name: SGLang's, and those that every command has."""
 

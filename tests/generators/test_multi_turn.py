@@ -300,6 +300,10 @@ async def test_tools_of_the_prompt_itself(engine: FakeGenerate) -> None:
             {"generate_execute_tool_function_path": "no.such"},
             "function-path no.such: No module",
         ),
+        (
+            {"generate_execute_tool_function_path": f"{__name__}.RUNS"},
+            r"test_multi_turn.RUNS: not a function; give package.module.name$",
+        ),
         ({"generate_tool_specs_path": "nothing"}, "--generate-tool-specs-path nothing"),
         ({"generate_tool_specs_path": f"{__name__}.RUNS.x"}, "--generate-tool-specs-path"),
         ({"generate_tool_specs_path": f"{__name__}.execute"}, "expected a list of tools"),

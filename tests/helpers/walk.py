@@ -35,6 +35,15 @@ for asked in sys.argv[2:]:
 """
 MAKE = '#!/bin/sh\nexec /usr/bin/make --directory {root} --dry-run "$@" >/dev/null\n'
 PYTEST = '#!/bin/sh\nexec {python} -m pytest -q -p no:cacheprovider "$@"\n'
+# Making an environment is mostly installing pip into it, and pip is the one above.
+PYTHON3 = """#!/bin/sh
+case "$*" in "-m venv "*) set -- "$@" --without-pip ;; esac
+exec {python} "$@"
+"""
+PROGRAMS = {"pip": PIP, "make": MAKE, "pytest": PYTEST, "python3": PYTHON3}
+
+ENGINE = "miles-plugins engine --engine local --model examples/tiny/model --tito-model qwen3 --port"
+"""The command that starts the tiny model's engine; its port follows."""
 
 SERVERS = ("miles-plugins serve", "miles-plugins engine")
 """Commands that go on while the rest of the page is followed."""
@@ -46,8 +55,8 @@ class Stage:
 
     `files` lie in the reader's folder, `before` are commands that were run, `stands_for` words of commands with what a
     reader would put there, `servers` beginnings of commands that run until they are stopped, beside ours, `path` where
-    programs are looked up, `ready` what a server says that listens nowhere;
-    `prepare` is given the folder.
+    programs are looked up, `ready` what a server says that listens nowhere; `prepare` is given the folder. Commands
+    that start the tiny model's engine do so where the page `starts_engines`; else they get one that runs already.
     """
 
     files: Mapping[str, str] = field(default_factory=dict)
@@ -58,22 +67,25 @@ class Stage:
     path: tuple[Path, ...] = (BIN,)
     ready: str = ""
     prepare: Callable[[Path], object] | None = None
+    starts_engines: bool = False
 
 
 class Walk:
     """A reader's folder; a context manager that stops what was started in it.
 
-    Numbers of ports stand for free ones, the same throughout.
+    Numbers of ports stand for free ones, the same throughout. `engine` is the port of a running engine of the tiny
+    model, which the page's commands use where they would start one each.
     """
 
-    def __init__(self, folder: Path, stage: Stage) -> None:
+    def __init__(self, folder: Path, stage: Stage, engine: str | None = None) -> None:
         self.folder = folder
         self.stage = stage
+        self._engine = None if stage.starts_engines else engine
         self._ports: dict[str, str] = {}
         self._started: list[tuple[Block, subprocess.Popen[str], Path]] = []
         (folder / "examples").symlink_to(ROOT / "examples")
         (folder / "bin").mkdir()
-        for name, text in {"pip": PIP, "make": MAKE, "pytest": PYTEST}.items():
+        for name, text in PROGRAMS.items():
             program = folder / "bin" / name
             program.write_text(text.format(python=sys.executable, root=str(ROOT)), encoding="utf-8")
             program.chmod(0o755)
@@ -101,12 +113,18 @@ class Walk:
             for block, code, log in ends:
                 assert code in (0, 130, -signal.SIGINT), f"{block} ended with {code}\n{log.read_text()}"
 
+    def port(self, number: str) -> str:
+        """The port that a number in the page's commands stood for."""
+        return self._ports[number]
+
     def follow(self, block: Block) -> None:
         """Do what the reader does with a block. Raises AssertionError where it does not work."""
         text = block.text
         if block.language == "bash":
             for word, meaning in self.stage.stands_for.items():
                 text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", meaning, text)
+            if self._engine is not None:
+                text = self._with_running_engine(text, self._engine)
         text = self._free_ports(text)
         match block.language:
             case "bash":
@@ -142,6 +160,13 @@ class Walk:
         name = f"line_{block.line}.py"
         self._write(name, text)
         return f"python {name}"
+
+    def _with_running_engine(self, text: str, port: str) -> str:
+        """A block without the command that starts the engine, and its others with the URL of the running one."""
+        self._ports.update(dict.fromkeys((port, *re.findall(rf"^{ENGINE} (\d+)$", text, re.MULTILINE)), port))
+        text = re.sub(rf"^{ENGINE} \d+$", "", text, flags=re.MULTILINE)
+        text = text.replace("--engine local", f"--engine http://127.0.0.1:{port}")
+        return text.replace("--model examples/tiny/model", "--checkpoint examples/tiny/model")
 
     def _free_ports(self, text: str) -> str:
         def free(found: re.Match[str]) -> str:

@@ -112,7 +112,7 @@ def test_a_line_that_cannot_be_read_costs_that_line_only(site: Path) -> None:
     assert [record.name for record in registry.records] == ["p", "x"]
     file = str(info / "entry_points.txt")
     assert told(registry) == [
-        (file, "line 3 is not `name = module`: 'lonely'", "tell its author"),
+        (file, "line 3 is not \"name = module\": 'lonely'", "tell its author"),
         (file, "line 5 is a group without its closing bracket", "tell its author"),
     ]
 

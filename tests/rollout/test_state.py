@@ -21,7 +21,7 @@ def test_registered_flags_become_attributes() -> None:
 
 
 def test_a_flag_of_ours_cannot_be_registered() -> None:
-    with pytest.raises(ConfigError, match="'max_seq_len', which is one of ours"):
+    with pytest.raises(ConfigError, match="'max_seq_len', which is one of ours; rename it there"):
         RolloutArgs().add({"max_seq_len": 3})
 
 

@@ -114,6 +114,11 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     save_to_disk(tmp_path / "set", [], _indices_data_files=[{"filename": "i.arrow"}])
     with pytest.raises(ConfigError, match="save it after flatten_indices"):
         read_prompts(tmp_path / "set")
+    (tmp_path / "set" / "state.json").write_text("[]")
+    with pytest.raises(
+        ConfigError, match=r"set/state\.json: not an object; is this a dataset that save_to_disk wrote\?$"
+    ):
+        read_prompts(tmp_path / "set")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigError, match=r"pip install 'miles-plugins\[data\]'"):
         read_prompts(tmp_path / "p.parquet")

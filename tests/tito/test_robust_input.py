@@ -314,6 +314,13 @@ def test_a_role_that_no_format_has_is_refused(name: str) -> None:
             golden_family(name).render([ASKED, message])
 
 
+@pytest.mark.parametrize("name", ["kimi25", "kimi26"])
+def test_a_kimi_says_which_message_has_the_role(name: str) -> None:
+    with pytest.raises(RenderError) as raised:
+        golden_family(name).render([ASKED, {"role": "robot", "content": "x"}])
+    assert raised.value.message == "Kimi has no role 'robot' (messages[1]); it knows system, user, assistant and tool"
+
+
 # -- tools -------------------------------------------------------------------------------------------------------------
 
 

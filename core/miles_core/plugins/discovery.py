@@ -123,7 +123,7 @@ class _Reader:
             elif group not in KIND_OF_GROUP:
                 self._unknown_group(group)
             elif not (entry and equals and value):
-                self._problem(f"line {number} is not `name = module`: {line!r}", "tell its author")
+                self._problem(f'line {number} is not "name = module": {line!r}', "tell its author")
             else:
                 record = self._record(group, entry, value, name, version)
                 self._add(record, seen.setdefault((group, entry), record))

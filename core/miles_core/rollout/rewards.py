@@ -47,7 +47,7 @@ class Reward:
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"--reward-function {path}: {error}; give package.module.function") from error
         if not callable(found):
-            raise ConfigError(f"--reward-function {path}: not a function")
+            raise ConfigError(f"--reward-function {path}: not a function; give package.module.function")
         function: Any = found() if inspect.isclass(found) else found
         return cls.of(function, per_group=per_group)
 

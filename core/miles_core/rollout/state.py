@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miles_core.errors import ConfigError
+from miles_core.plugins.signatures import adapted
 
 if TYPE_CHECKING:
     import aiohttp
@@ -41,9 +42,8 @@ class FunctionAgent:
         return getattr(self, hook, None) is not None and hook in ("run_agent", "abort")
 
     def hook(self, hook: str) -> Callable[..., Any]:
-        """The function for the hook."""
-        function: Callable[..., Any] = getattr(self, hook)
-        return function
+        """The function for the hook, adapted as a plugin's is. Raises PluginLoadError for what cannot be one."""
+        return adapted(hook, getattr(self, hook))
 
 
 @dataclass(kw_only=True)
@@ -99,7 +99,7 @@ class RolloutArgs:
             if hasattr(self, name):
                 if value is None:
                     continue
-                raise ConfigError(f"the plugin registers a flag {name!r}, which is one of ours")
+                raise ConfigError(f"the plugin registers a flag {name!r}, which is one of ours; rename it there")
             setattr(self, name, value)
 
 

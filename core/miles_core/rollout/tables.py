@@ -64,7 +64,7 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--prompts {path}: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"--prompts {path}: not an object")
+        raise ConfigError(f"--prompts {path}: not an object; is this a dataset that save_to_disk wrote?")
     return found
 
 

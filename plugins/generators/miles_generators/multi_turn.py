@@ -242,7 +242,7 @@ def _load_tools(path: str) -> list[Tool]:
 def _load_function(path: str) -> ExecuteTool:
     function = _import(path, f"--generate-execute-tool-function-path {path}")
     if not callable(function):
-        raise ConfigError(f"--generate-execute-tool-function-path {path}: not a function")
+        raise ConfigError(f"--generate-execute-tool-function-path {path}: not a function; give package.module.name")
     execute: ExecuteTool = function
     return execute
 

@@ -48,7 +48,7 @@ class KimiEncoder:
         return "".join(
             [
                 self._declaration(tools, kwargs.get("tools_ts_str")),
-                *(self._turn(message, off) for message in messages),
+                *(self._turn(index, message, off) for index, message in enumerate(messages)),
                 self._prompt(off) if add_generation_prompt else "",
             ]
         )
@@ -59,10 +59,12 @@ class KimiEncoder:
         text = written if isinstance(written, str) and written else declare_tools(tools)
         return f"<|im_system|>tool_declare<|im_middle|>{text}<|im_end|>"
 
-    def _turn(self, message: Message, off: bool) -> str:
+    def _turn(self, index: int, message: Message, off: bool) -> str:
         role = message["role"]
         if role not in _OPENERS:
-            raise RenderError(f"Kimi has no role {role!r}; it knows system, user, assistant and tool")
+            raise RenderError(
+                f"Kimi has no role {role!r} (messages[{index}]); it knows system, user, assistant and tool"
+            )
         body = _text(message["content"])
         if role == "tool":
             body = f"## Return of {_string(message, 'tool_call_id')}\n{body}"
