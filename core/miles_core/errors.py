@@ -22,6 +22,7 @@
     ├── RenderError                 the template refused the messages (400)
     ├── EngineError                 the engine
     │   ├── EngineUnreachable       no connection, or it broke off (502)
+    │   │   └── EnginesGone         a run has waited for one, and none came back
     │   ├── EngineReplyError        a 200 answer that lacks what a turn needs (502)
     │   │   └── InexactStream       a stream whose ids and log-probs do not agree (502)
     │   ├── EngineFault             an error of its own inside a stream (the status it names)
@@ -173,6 +174,10 @@ class EngineError(MilesError):
 
 class EngineUnreachable(EngineError):
     """The engine could not be reached, or the connection broke before its answer was whole."""
+
+
+class EnginesGone(EngineUnreachable):
+    """No engine has answered for as long as a run waits for one; the run ends, and can be gone on with."""
 
 
 class EngineReplyError(EngineError):

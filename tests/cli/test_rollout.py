@@ -265,7 +265,7 @@ def test_a_server_that_is_not_there(served: Served, unused_tcp_port: int) -> Non
     assert "no answer" in result.stderr
 
 
-DECORATED = """
+FORMS = """
 import functools
 from miles_agents import calculator
 
@@ -275,19 +275,56 @@ def timed(function):
         return function(*args, **kwargs)
     return wrapper
 
-@timed
-async def run(base_url, prompt, request_kwargs, metadata, **kwargs):
+async def agent(base_url, prompt, request_kwargs, metadata, more=None, **kwargs):
     return await calculator.run_agent(base_url, prompt, request_kwargs, metadata)
+
+decorated = timed(agent)
+partial = functools.partial(agent, more=1)
+
+def plain(base_url, prompt, request_kwargs, metadata):
+    return agent(base_url, prompt, request_kwargs, metadata)
+
+class Agent:
+    async def __call__(self, base_url, prompt, request_kwargs, metadata):
+        return await agent(base_url, prompt, request_kwargs, metadata)
+
+instance = Agent()
+
+def sync(base_url, prompt, request_kwargs, metadata):
+    return {"reward": 1.0}
+
+def generate(input):
+    return input.sample
 """
 
 
-def test_an_agent_in_a_plain_decorator_works(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "decorated_agent.py").write_text(DECORATED)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "decorated_agent", raising=False)
-    result = served.run(agent="decorated_agent.run")
+@pytest.fixture
+def forms(served: Served, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """A module of agents beside the prompts."""
+    (served.folder / "my_forms.py").write_text(FORMS)
+    monkeypatch.syspath_prepend(served.folder)
+    monkeypatch.delitem(sys.modules, "my_forms", raising=False)
+    return served
+
+
+@pytest.mark.parametrize("name", ["decorated", "partial", "plain", "instance", "Agent"])
+def test_an_agent_is_whatever_can_be_awaited(forms: Served, name: str) -> None:
+    result = forms.run(agent=f"my_forms.{name}")
     assert result.exit_code == 0, result.output
-    assert [each["reward"] for each in served.samples()] == [1.0] * 3
+    assert [each["reward"] for each in forms.samples()] == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("more", "name"),
+    [([], "sync returned a dict"), (["--generate", "my_forms.generate"], "generate returned a Sample")],
+)
+def test_what_cannot_be_awaited_ends_the_run_at_once(forms: Served, more: list[str], name: str) -> None:
+    result = forms.run(*more, "--concurrency", "1", agent="my_forms.sync")
+    assert result.exit_code == 1
+    assert f"Error: my_forms.{name}, which cannot be awaited\n  write `async def`" in result.stderr
+    summary = forms.summary()
+    assert (summary["samples"], summary["failures"], summary["aborted_rollouts"]) == (0, 0, 1)
+    assert summary["rollouts_not_begun"] == 2
 
 
 @pytest.mark.parametrize(

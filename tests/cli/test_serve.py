@@ -14,6 +14,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from helpers.chat_tokenizer import write_checkpoint
+from helpers.fake_engine import fake_engine
+from helpers.sessions import Talk, user
 
 MILES_PICK = "miles.rollout.session.v2.picker_hub.drop_retries"
 MILES_POST = "miles.rollout.session.v2.postprocessor_hub.default_postprocess"
@@ -149,6 +151,56 @@ def test_sample_hooks_of_miles_by_their_own_names(checkpoint: Path, tmp_path: Pa
         finally:
             process.terminate()
             process.communicate(timeout=20)
+
+
+THEIR_HOOKS = """
+import os
+
+def pick(leaf_samples, session_metadata):
+    from miles.rollout.session.v2.picker_hub import drop_retries
+    return drop_retries(leaf_samples, session_metadata)
+
+def postprocess(leaf_samples, session_metadata):
+    from miles.rollout.session.v2.postprocessor_hub import default_postprocess
+    from miles.utils.types import Sample
+    for sample in leaf_samples:
+        assert isinstance(sample, Sample)
+        sample.metadata["process"] = os.getpid()
+    return default_postprocess(leaf_samples, session_metadata)
+"""
+
+
+@pytest.mark.parametrize("pick", ["their_hooks.pick", MILES_PICK])
+def test_modules_of_miles_work_in_every_process(checkpoint: Path, tmp_path: Path, pick: str) -> None:
+    """They import what they need of it when they are called, which is after the fork."""
+    (tmp_path / "their_hooks.py").write_text(THEIR_HOOKS)
+    with fake_engine() as engine:
+        flags = ["--checkpoint", str(checkpoint), "--tito-model", "qwen3", "--engine", engine.url, "--port", "0"]
+        flags += ["--use-session-server", "v2", "--compat", "miles", "--workers", "2"]
+        flags += ["--session-sample-picker-path", pick]
+        flags += ["--session-sample-postprocessor-path", "their_hooks.postprocess"]
+        process = subprocess.Popen(
+            serve(*flags),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )
+        try:
+            assert process.stdout is not None
+            url = [process.stdout.readline() for _ in range(10)][-1].split()[1]
+            seen: dict[str, int] = {}
+            while len(seen) < 2:
+                talk = Talk(url)
+                talk.ask(user("Hello"))
+                for _ in range(2):  # the second is a retry of the first, which is then dropped
+                    assert talk.post([*talk.history, user("Again")]).status == 200
+                (sample,) = talk.samples().samples
+                seen[talk.id[:2]] = sample["metadata"]["process"]
+            assert len({process.pid, *seen.values()}) == 3
+        finally:
+            process.terminate()
+            assert "Traceback" not in process.communicate(timeout=30)[1]
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:

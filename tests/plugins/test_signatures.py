@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
-from collections.abc import Callable
+import types
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -75,10 +78,92 @@ def test_an_argument_of_another_name_is_refused() -> None:
     )
 
 
-def test_a_sync_agent_is_refused() -> None:
-    def run_agent(base_url: str) -> None: ...
+async def _answer(base_url: str, prompt: str) -> tuple[str, str]:
+    return base_url, prompt
 
-    assert refusal("run_agent", run_agent) == "has a run_agent that is not async\n  write `async def run_agent`"
+
+class _Calls:
+    def __call__(self, base_url: str, prompt: str) -> Any:
+        return _answer(base_url, prompt)
+
+
+class _CallsAsync:
+    async def __call__(self, base_url: str, prompt: str) -> Any:
+        return await _answer(base_url, prompt)
+
+
+class _Wraps:
+    """A decorator that is a class."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _wrapped(function: Callable[..., Any], *, named: bool) -> Callable[..., Any]:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return functools.wraps(function)(wrapper) if named else wrapper
+
+
+@types.coroutine
+def _by_generator(base_url: str, prompt: str) -> Any:
+    yield from _answer(base_url, prompt).__await__()
+    return base_url, prompt
+
+
+AWAITABLE: dict[str, Callable[..., Any]] = {
+    "a partial of an async function": functools.partial(_answer, prompt="p"),
+    "a partial of a plain one": functools.partial(_Calls(), prompt="p"),
+    "an object whose call is async": _CallsAsync(),
+    "an object whose call returns a coroutine": _Calls(),
+    "a decorator with functools.wraps": _wrapped(_answer, named=True),
+    "a decorator that is a class": _Wraps(_answer),
+    "a lambda": lambda base_url, prompt: _answer(base_url, prompt),
+    "a thread": lambda base_url, prompt: asyncio.to_thread(lambda: (base_url, prompt)),
+    "a task": lambda base_url, prompt: asyncio.create_task(_answer(base_url, prompt)),
+    "a coroutine made of a generator": _by_generator,
+}
+
+
+@pytest.mark.parametrize("form", AWAITABLE)
+async def test_an_agent_is_whatever_can_be_awaited(form: str) -> None:
+    hook = adapted("run_agent", AWAITABLE[form])
+    assert await hook(base_url="u", prompt="p", request_kwargs="r", metadata="m") == ("u", "p")
+    assert inspect.iscoroutinefunction(hook)
+
+
+async def test_a_decorator_without_functools_wraps_gets_all_arguments() -> None:
+    async def every(**kwargs: str) -> dict[str, str]:
+        return kwargs
+
+    hook = adapted("run_agent", _wrapped(every, named=False))
+    assert await hook(base_url="u", prompt="p", request_kwargs="r", metadata="m") == {
+        "base_url": "u", "prompt": "p", "request_kwargs": "r", "metadata": "m",
+    }  # fmt: skip
+
+
+async def test_an_agent_that_cannot_be_awaited_says_so_when_it_is_called() -> None:
+    def run_agent(base_url: str) -> dict[str, str]:
+        return {}
+
+    with pytest.raises(PluginLoadError) as caught:
+        await adapted("run_agent", run_agent)(base_url="u", prompt="p", request_kwargs="r", metadata="m")
+    assert caught.value.message == (
+        f"{__name__}.{run_agent.__qualname__} returned a dict, which cannot be awaited\n"
+        "  write `async def`, or return the coroutine of what it calls; blocking code goes into asyncio.to_thread"
+    )
+
+
+def test_an_agent_that_yields_is_refused() -> None:
+    async def run_agent(base_url: str) -> AsyncIterator[None]:
+        yield
+
+    assert refusal("run_agent", run_agent) == "has a run_agent that yields\n  return the result"
 
 
 def test_an_async_matcher_is_refused() -> None:

@@ -166,7 +166,8 @@ def test_a_module_of_the_newer_form_runs_unchanged(
     monkeypatch.syspath_prepend(DATA)
     monkeypatch.delitem(sys.modules, "newer_generate", raising=False)
     engine.script = [reply([5, 6])] * 2
-    result = rollout(engine, tmp_path, "--generate", "newer_generate.generate", "--compat", "miles")
+    flags = ("--generate", "newer_generate.generate", "--compat", "miles")
+    result = rollout(engine, tmp_path, *flags, "--concurrency", "1")
     assert result.exit_code == 0, result.output
     for sample, sent in zip(samples(tmp_path), engine.requests, strict=True):
         assert sample["tokens"] == [*sent["input_ids"], 5, 6]

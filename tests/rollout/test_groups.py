@@ -139,6 +139,24 @@ async def test_enough_groups_abort_the_rest(tmp_path: Path) -> None:
     assert len(kept(tmp_path)) == 8
 
 
+async def test_a_group_that_is_kept_as_the_run_is_interrupted_is_kept_whole(tmp_path: Path) -> None:
+    def interrupts(args: Any, samples: Sequence[Sample]) -> bool:
+        if not task.cancelling():
+            task.cancel()
+        return True
+
+    directory = RunDirectory(tmp_path, {})
+    options = RunOptions(samples_per_prompt=4, continuous=True, concurrency=4)
+    runner = RolloutRunner(RolloutState(RolloutArgs()), by_prompt, directory, options, keep_group=interrupts)
+    task = asyncio.create_task(runner.run(runner.jobs(prompts(3))))
+    await asyncio.wait([task])
+    directory.close()
+    tally = runner.tally
+    assert tally.groups_kept >= 1
+    assert len(kept(tmp_path)) == tally.rollouts == 4 * tally.groups_kept
+    assert tally.rollouts + tally.aborted + tally.not_begun == 12
+
+
 async def test_more_groups_may_be_wanted_later(tmp_path: Path) -> None:
     await run(tmp_path, count=6, keep_groups=1, concurrency=4)
     await run(tmp_path, count=6, keep_groups=3, concurrency=4)
@@ -288,7 +306,7 @@ def three(a: Any, b: Any, c: Any) -> float:
     [
         ("no.such", "--reward-function no.such: No module named 'no'"),
         ("json.dump_s", "--reward-function json.dump_s: module 'json' has no attribute"),
-        ("json.__name__", "--reward-function json.__name__: not a function"),
+        ("json.__name__", "--reward-function json.__name__: not a function; give package.module.function"),
         (f"{__name__}.three", "takes 3 arguments; write reward(sample) or reward(args, sample)"),
     ],
 )
@@ -319,8 +337,14 @@ async def test_every_rollout_is_accounted_for(tmp_path: Path, seed: int) -> None
             await asyncio.Event().wait()
         return GenerateFnOutput(finish(given.sample, float(rng.random() < 0.5)))
 
-    task = asyncio.create_task(run(tmp_path, generate, count=count, keep_group=rewards_differ, **busy))
-    await asyncio.sleep(0.08)
+    first = asyncio.Event()
+
+    def noticed(args: Any, samples: Sequence[Sample]) -> bool:
+        first.set()
+        return rewards_differ(args, samples)
+
+    task = asyncio.create_task(run(tmp_path, generate, count=count, keep_group=noticed, **busy))
+    await first.wait()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     failed_before = len(lines(tmp_path / FAILURES))

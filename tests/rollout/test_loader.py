@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -114,8 +116,30 @@ async def test_a_function_that_is_not_async_is_named() -> None:
     def generate(input: GenerateFnInput) -> GenerateFnOutput:
         return GenerateFnOutput(input.sample)
 
-    with pytest.raises(PluginContractError, match="is not async: write `async def`"):
+    with pytest.raises(PluginLoadError, match=r"generate returned a GenerateFnOutput, which cannot be awaited\n"):
         await load_generate_function(generate)(given())
+
+
+class Plain:
+    def __call__(self, input: GenerateFnInput) -> Any:
+        return new_form(input)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        functools.partial(new_form),
+        functools.partial(older_form),
+        Plain,
+        Plain(),
+        lambda input: new_form(input),
+        lambda args, sample, sampling_params: older_form(args, sample, sampling_params),
+        lambda input: asyncio.to_thread(lambda: GenerateFnOutput(input.sample)),
+    ],
+)
+async def test_what_returns_an_awaitable_is_a_generate_function(source: Any) -> None:
+    input = given()
+    assert (await load_generate_function(source)(input)).samples is input.sample
 
 
 def test_add_arguments_is_kept() -> None:

@@ -248,12 +248,11 @@ async def test_an_interrupt_while_a_sample_is_written_counts_it_once(
     """It is kept, since the folder writes it when it closes; so it was not aborted."""
     writing = asyncio.Event()
 
-    async def append(self: RunDirectory, lines: bytes) -> None:
-        self._pending.append(lines)
+    async def flush(self: RunDirectory) -> None:
         writing.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(RunDirectory, "append_lines", append)
+    monkeypatch.setattr(RunDirectory, "flush", flush)
     directory = RunDirectory(tmp_path, {})
     runner = RolloutRunner(RolloutState(RolloutArgs()), good, directory, RunOptions(concurrency=1))
     task = asyncio.create_task(runner.run(runner.jobs(PROMPTS)))

@@ -15,6 +15,7 @@ import pytest
 from miles_core import EngineConfig, GenerateFnInput, GenerateFnOutput, Sample
 from miles_core.errors import ConfigError, EngineStartError
 from miles_core.plugins import Plugin, PluginRecord
+from miles_core.plugins.signatures import adapted
 from miles_core.testing import AgentTrial, EngineTrial, FakeEngine, GeneratorTrial, conformance
 from miles_core.testing.fake_sessions import call, say
 from miles_core.types import SampleStatus
@@ -49,6 +50,24 @@ def test_an_agent_that_keeps_its_contract() -> None:
     found = checks("agent", run_agent=good)
     assert [found.pop(name)[0] for name in ("can be stopped", "registers its flags")] == ["skip", "skip"]
     assert {outcome for outcome, _ in found.values()} == {"pass"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "hook", "check", "returned"),
+    [
+        ("agent", "run_agent", "works in its session", "a NoneType"),
+        ("generator", "generate", "gives whole samples", "a GenerateFnOutput"),
+    ],
+)
+def test_what_cannot_be_awaited_is_no_matter_of_the_task(kind: str, hook: str, check: str, returned: str) -> None:
+    def run_agent(base_url: str, prompt: Any, request_kwargs: Any, metadata: Any) -> None: ...
+
+    def generate(input: GenerateFnInput) -> GenerateFnOutput:
+        return GenerateFnOutput(input.sample)
+
+    found = checks(kind, **{hook: adapted(hook, run_agent if kind == "agent" else generate)})
+    outcome, reason = found[check]
+    assert (outcome, f"{hook} returned {returned}, which cannot be awaited" in str(reason)) == ("fail", True)
 
 
 def test_an_agent_that_drops_reasoning_or_changes_calls_loses_turns() -> None:

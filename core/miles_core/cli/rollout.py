@@ -208,7 +208,14 @@ _RUN = [
         type=click.IntRange(min=0),
         default=32,
         show_default=True,
-        help="Stop when the first so many rollouts all failed with the same error; 0 never does.",
+        help="Stop when so many rollouts in a row failed with the same error; 0 never does.",
+    ),
+    click.option(
+        "--engine-wait",
+        type=click.FloatRange(min=0),
+        default=300.0,
+        show_default=True,
+        help="Seconds to wait for an engine when none answers any more; then the run stops.",
     ),
     click.option(
         "--metrics-prompts",

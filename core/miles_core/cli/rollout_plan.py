@@ -50,6 +50,7 @@ class Flags:
     pause_generation_mode: str | None
     recompute_logprobs_via_prefill: bool
     stop_after_failures: int
+    engine_wait: float
     metrics_prompts: int
     tito_model: str | None
     engines: tuple[str, ...]
@@ -259,6 +260,7 @@ def options_of(flags: Flags) -> RunOptions:
         seed=flags.seed,
         partial=flags.partial_rollout,
         stop_after_failures=flags.stop_after_failures or None,
+        engine_wait=flags.engine_wait,
         metrics_prompts=flags.metrics_prompts,
         continuous=continuous(),
         keep_groups=flags.keep_groups,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -101,8 +102,21 @@ def command(
     **flags: Any,
 ) -> None:
     """Check the flags, start the engine if it is ours, serve until a signal."""
-    with miles_names(flags) if compat else nullcontext():
+    with loading(), miles_names(flags) if compat else nullcontext():
         _serve(engines, history, use_session_server, options, flags)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Python does not look for cycles meanwhile: what is loaded stays, and it would walk over it again and again.
+
+    The server turns that on again when all is loaded.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextmanager

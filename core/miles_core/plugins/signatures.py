@@ -1,6 +1,7 @@
 """Check a hook function against its spec, and adapt what may differ.
 
 A hook function may take fewer arguments than the spec gives, or `**kwargs`; it gets by name what it takes.
+Where a hook is async, a plain function will do whose result can be awaited, which shows when it is called.
 Matchers may name their two arguments as they like, and generate functions have two forms.
 """
 
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from miles_core import hookspecs
 from miles_core.errors import PluginLoadError
-from miles_core.plugins.wording import listed, meant
+from miles_core.plugins.wording import a, listed, meant
 
 AnyCallable = Callable[..., Any]
 
@@ -25,14 +26,15 @@ def adapted(hook: str, function: AnyCallable) -> AnyCallable:
     """A callable that takes the spec's arguments and gives `function` those it accepts.
 
     Where nothing differs it is `function` itself; a generate function stays in its form (see
-    `generate_form`). Raises PluginLoadError for a wrong argument, and for async where sync is due or the
-    other way round.
+    `generate_form`). Raises PluginLoadError for a wrong argument, and for async where sync is due.
     """
     _check_colour(hook, function)
     parameters = _parameters(hook, function)
     if hook == "generate":
         generate_form(function)
         return function
+    if _is_due_async(hook) and not is_async(function):
+        function = _awaiting(function)
     given = tuple(_parameters(hook, getattr(hookspecs, hook)))
     names = [p.name for p in parameters.values() if p.kind in _POSITIONAL]
     if tuple(parameters) == given and all(p.kind is Parameter.POSITIONAL_OR_KEYWORD for p in parameters.values()):
@@ -83,21 +85,47 @@ def _spelled(parameter: Parameter) -> str:
 
 def is_async(function: AnyCallable) -> bool:
     """Whether calling `function` gives a coroutine, as far as its definition tells."""
+    return inspect.iscoroutinefunction(_defined(function))
+
+
+async def awaited(result: Any, function: AnyCallable) -> Any:
+    """What comes of a call to an async hook, whose result `function` returned.
+
+    Raises PluginLoadError where that cannot be awaited: the function is of the wrong kind, which loading cannot see.
+    """
+    if inspect.isawaitable(result):
+        return await result
+    where = _defined(function)
+    raise PluginLoadError(
+        f"{where.__module__}.{where.__qualname__} returned {a(type(result).__name__)}, which cannot be awaited\n"
+        "  write `async def`, or return the coroutine of what it calls; blocking code goes into asyncio.to_thread"
+    )
+
+
+def _defined(function: AnyCallable) -> AnyCallable:
+    """The function that runs where a partial or an object is called."""
     while isinstance(function, functools.partial):
         function = function.func
-    if not inspect.isroutine(function):
-        function = type(function).__call__
-    return inspect.iscoroutinefunction(function)
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
+def _is_due_async(hook: str) -> bool:
+    return inspect.iscoroutinefunction(getattr(hookspecs, hook))
 
 
 def _check_colour(hook: str, function: AnyCallable) -> None:
-    due = inspect.iscoroutinefunction(getattr(hookspecs, hook))
-    # what a plain decorator makes of an async function can be awaited just as well
-    if due is is_async(function) or (due and is_async(inspect.unwrap(function))):
-        return
-    if due:
-        raise PluginLoadError(f"has a {hook} that is not async\n  write `async def {hook}`")
-    raise PluginLoadError(f"has an async {hook}, which is called without await\n  write a plain `def {hook}`")
+    if not _is_due_async(hook) and is_async(function):
+        raise PluginLoadError(f"has an async {hook}, which is called without await\n  write a plain `def {hook}`")
+    if inspect.isasyncgenfunction(_defined(function)):
+        raise PluginLoadError(f"has a {hook} that yields\n  return the result")
+
+
+def _awaiting(function: AnyCallable) -> AnyCallable:
+    @functools.wraps(function)
+    async def call(*args: object, **kwargs: object) -> Any:
+        return await awaited(function(*args, **kwargs), function)
+
+    return call
 
 
 def _parameters(hook: str, function: AnyCallable) -> dict[str, Parameter]:

@@ -1,8 +1,9 @@
-"""Notice that every rollout fails in the same way, which more of them will not mend."""
+"""Notice that rollouts fail in a row, all in the same way, which more of them will not mend."""
 
 from __future__ import annotations
 
 import re
+import time
 
 from miles_core.errors import MilesError
 
@@ -15,33 +16,41 @@ class RolloutFailed(MilesError):
 
 
 class Alike:
-    """Counts failures for as long as they are all the same and nothing succeeds; `limit` None never stops."""
+    """Counts failures in a row that are all the same; a success, or another error, begins anew.
+
+    `limit` of them stop the run; None never does. Once something has succeeded, those that had begun before the first
+    of the row failed are not counted: whatever hits all that are under way together may be over.
+    """
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
+        self._works = False
+        self._since = 0.0
+        self._stop: RolloutFailed | None = None
         self.count = 0
-        self.text: str | None = None
-        """The first failure, while all are like it."""
+        self.text = ""
+        """The first failure of the row, as it was recorded."""
 
     def succeeded(self) -> None:
-        """Something works: failures are no longer watched."""
-        self._limit, self.text = None, None
+        """Something works: the row ends."""
+        self._works, self.count = True, 0
 
-    def failed(self, text: str) -> None:
-        """Take in a failure."""
-        self.count += 1
-        if self.count == 1:
-            self.text = text
-        elif self.text is None or kind(text) != kind(self.text):
-            self.succeeded()
-
-    def check(self) -> None:
-        """Raise RolloutFailed where more rollouts would only fail like the first ones."""
-        if self._limit is not None and self.text is not None and self.count >= self._limit:
-            raise RolloutFailed(
-                f"the first {self.count} rollouts all failed with the same error: {self.text}\n"
+    def failed(self, text: str, began: float = 0.0) -> None:
+        """Take in the failure of a rollout that began then, by `time.monotonic`."""
+        if self.count == 0 or kind(text) != kind(self.text):
+            self.count, self.text, self._since = 1, text, time.monotonic()
+        elif began >= self._since or not self._works:
+            self.count += 1
+        if self.count == self._limit and self._stop is None:
+            self._stop = RolloutFailed(
+                f"{self.count} rollouts in a row failed with the same error: {self.text}\n"
                 "  so no more were begun; the same command tries again, and --stop-after-failures 0 never stops early"
             )
+
+    def check(self) -> None:
+        """Raise RolloutFailed where more rollouts would only fail like the last ones."""
+        if self._stop is not None:
+            raise self._stop
 
 
 def kind(text: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from miles_core.engine.identify import CHECK
 from miles_core.engine.route import Router
 from miles_core.errors import EngineError
 from miles_core.rollout import http
@@ -40,6 +41,18 @@ class Engines:
         self._stopped = False
         self._under_way: dict[str, str] = {}
         """Request ids and their workers."""
+
+    @property
+    def urls(self) -> list[str]:
+        """The workers' base URLs."""
+        return [worker.url for worker in self._router.workers]
+
+    async def answer(self) -> bool:
+        """Whether any worker answers, as far as a look at its `/health` can tell."""
+        headers = {**self._headers, **CHECK}
+        async with http.client(None) as session:  # a new connection: those that we have may be dead
+            looks = (http.once(session, "get", f"{url}/health", None, headers) for url in self.urls)
+            return any(await asyncio.gather(*map(http.is_up, looks)))
 
     def resume(self) -> None:
         """Take requests again, after `stop`."""

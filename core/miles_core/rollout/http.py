@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 """Seconds before a request is tried again; it doubles each time."""
+
+HEALTH_TIMEOUT = 20.0
+"""Seconds that a look at an engine may take; SGLang answers when the next token comes."""
 
 MAX_TEXT = 2000
 """Characters of an error's body that a message shows."""
@@ -56,6 +59,18 @@ async def get(url: str, *, http: aiohttp.ClientSession | None = None) -> Any:
 def may_retry(error: EngineError) -> bool:
     """Whether the same request may well succeed later: no connection, or a fault of the server."""
     return isinstance(error, EngineUnreachable) or (error.status >= 500 and not isinstance(error, EngineReplyError))
+
+
+async def is_up(look: Awaitable[object]) -> bool:
+    """Whether a request, made to see how an engine is, finds one; a late or odd answer is one, too."""
+    try:
+        async with asyncio.timeout(HEALTH_TIMEOUT):
+            await look
+    except EngineError as error:
+        return not may_retry(error)
+    except TimeoutError:
+        return True
+    return True
 
 
 async def once(

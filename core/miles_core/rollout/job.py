@@ -21,8 +21,8 @@ class RunOptions:
     """How many rollouts of each prompt, how many at once, how long one may take (seconds), and their seed.
 
     With `partial`, rollouts that are stopped keep their tokens for a later run. The run stops after
-    `stop_after_failures` failures, if those are all alike and nothing succeeded. `metrics_prompts` is how many prompts'
-    rollouts are one step of `metrics.jsonl`.
+    `stop_after_failures` failures in a row that are all alike (see `alike`), and when no engine has answered for
+    `engine_wait` seconds. `metrics_prompts` is how many prompts' rollouts are one step of `metrics.jsonl`.
 
     The rest needs `continuous`, the scheduler that finishes groups as they come: it stops when `keep_groups` are kept
     and aborts the others, and has at most `groups_at_once` under way.
@@ -34,6 +34,7 @@ class RunOptions:
     seed: int | None = None
     partial: bool = False
     stop_after_failures: int | None = 32
+    engine_wait: float = 300.0
     metrics_prompts: int = 32
     continuous: bool = False
     keep_groups: int | None = None

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from miles_core.errors import ConfigError, PluginContractError, PluginError, PluginLoadError, PluginNotFound
 from miles_core.plugins import Registry
-from miles_core.plugins.signatures import generate_form
+from miles_core.plugins.signatures import awaited, generate_form
 from miles_core.types import GenerateFnInput, GenerateFnOutput, Sample
 
 Generate: TypeAlias = Callable[[GenerateFnInput], Awaitable[GenerateFnOutput]]
@@ -29,10 +29,7 @@ def load_generate_function(source: Any) -> Generate:
     call = _adapt(target, name)
 
     async def generate(input: GenerateFnInput) -> GenerateFnOutput:
-        result = call(input)
-        if not inspect.isawaitable(result):
-            raise PluginContractError(f"generate function {name} is not async: write `async def`")
-        return _checked(await result, name)
+        return _checked(await awaited(call(input), target), name)
 
     if flags is not None:
         generate.add_arguments = flags  # type: ignore[attr-defined]

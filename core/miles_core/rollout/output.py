@@ -84,11 +84,15 @@ class RunDirectory:
 
     async def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add the samples of one rollout; returns when they are on disk, together with what others added."""
-        await self.append_lines(b"".join(encode_line(record) for record in records))
+        self.add_lines(b"".join(encode_line(record) for record in records))
+        await self.flush()
 
-    async def append_lines(self, lines: bytes) -> None:
-        """Like `append`, for lines that `encode_line` made."""
+    def add_lines(self, lines: bytes) -> None:
+        """Lines that `encode_line` made, for the next `flush`; without one they are written when the folder closes."""
         self._pending.append(lines)
+
+    async def flush(self) -> None:
+        """Write what was added; returns when it is on disk."""
         async with self._lock:
             batch = b"".join(self._pending)
             self._pending.clear()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from miles_core.errors import ConfigError, PluginContractError
+from miles_core.errors import ConfigError, EnginesGone, PluginContractError, PluginLoadError
 from miles_core.rollout.alike import Alike, RolloutFailed
 from miles_core.rollout.data import Prompt
 from miles_core.rollout.generation import rendered
@@ -16,6 +16,7 @@ from miles_core.rollout.groups import Group, KeepGroup, decide
 from miles_core.rollout.job import NEEDS_CONTINUOUS, Job, RunOptions, encoded, new_sample, sample_seed
 from miles_core.rollout.loader import Generate
 from miles_core.rollout.metrics import Steps
+from miles_core.rollout.outage import Outage
 from miles_core.rollout.output import Record, RunDirectory
 from miles_core.rollout.partial import Partials, has_nothing, is_partial
 from miles_core.rollout.rewards import Reward, checked
@@ -33,6 +34,9 @@ ABORT_TIMEOUT = 30.0
 
 SHOWN_FAILURES = 10
 """More than that are only written to the file."""
+
+_FATAL = (ConfigError, PluginLoadError, EnginesGone)
+"""What ends a run, and not only a rollout."""
 
 GRACE = 5.0
 """Seconds in which generate functions may hand back what they have, where stopped rollouts are kept."""
@@ -69,6 +73,7 @@ class RolloutRunner:
         self.waits = keep_group is not None or options.keep_groups is not None or bool(reward and reward.per_group)
         self.tally = Tally(reward_key=state.args.reward_key)
         self.alike, self.groups_alike = Alike(options.stop_after_failures), Alike(options.stop_after_failures)
+        self.outage = Outage(state, options.engine_wait)
         self.partials: Partials | None = None
         self.steps = self._steps(directory)
         self.done: set[tuple[str, int, int]] = set()
@@ -149,6 +154,7 @@ class RolloutRunner:
                 if self.partials is not None:
                     await self._let_return(tasks)
                 await _cancel([*tasks, enough, *self._writes])
+                await self.outage.close()
                 self._account()
                 await self._abort()
                 self._share(None)
@@ -222,14 +228,14 @@ class RolloutRunner:
                 group.admitted = True
 
     async def _do(self, job: Job, group: Group) -> None:
-        """One rollout; only a fault of the run itself (configuration, disk) gets out."""
+        """One rollout; only a fault of the run itself (configuration, plugins, disk, no engine left) gets out."""
         started = time.monotonic()
         try:
-            samples = await self._rollout(job)
+            samples = await self._in_spite_of_outages(job, started)
             self._took[job.key] = time.monotonic() - started
             held = self._is_held(samples)
             written = None if self.waits or held else encoded([(job, samples, started)])
-        except ConfigError:
+        except _FATAL:
             raise
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is None or task.cancelling():
@@ -245,7 +251,8 @@ class RolloutRunner:
             elif written is None:
                 group.finished.append((job, samples, started))
             else:
-                await self._write(*written, samples)
+                self._take(*written)
+                await self._hand_on(samples)
         group.due -= 1
 
     def _hold(self, job: Job, samples: list[Sample], group: Group) -> None:
@@ -291,7 +298,8 @@ class RolloutRunner:
             self._enough.set()
         # a task of its own: when there is enough, the workers are stopped, and what is being kept is kept whole
         samples = [each for _, found, _ in finished for each in found]
-        self._writes.add(write := asyncio.create_task(self._write(records, lines, samples)))
+        self._take(records, lines)
+        self._writes.add(write := asyncio.create_task(self._hand_on(samples)))
         await asyncio.shield(write)
         self._writes.discard(write)
 
@@ -303,9 +311,8 @@ class RolloutRunner:
             )
         return group.samples
 
-    async def _write(self, records: Sequence[Record], lines: bytes, samples: list[Sample]) -> None:
-        """Count, write and hand on samples that are kept."""
-        # before anything is waited for: a cancelled append still gets to the disk, when the folder closes
+    def _take(self, records: Sequence[Record], lines: bytes) -> None:
+        """Count samples that are kept; from here on they get to the disk, whatever is cancelled."""
         for record in records:
             self.tally.add(record)
         keys = {(each["prompt_hash"], each["prompt_index"], each["sample_index"]): None for each in records}
@@ -315,7 +322,12 @@ class RolloutRunner:
         self.steps.kept(records, [self._took.pop(key, 0.0) for key in keys])
         self.groups_alike.succeeded()
         if self.directory is not None:
-            await self.directory.append_lines(lines)
+            self.directory.add_lines(lines)
+
+    async def _hand_on(self, samples: list[Sample]) -> None:
+        """Wait until samples that were taken are on disk, and hand them on."""
+        if self.directory is not None:
+            await self.directory.flush()
         if self.deliver is not None:
             await self.deliver(samples)
 
@@ -333,6 +345,17 @@ class RolloutRunner:
         if self.directory is not None:
             note = {"prompt_hash": prompt.hash, "prompt_index": prompt.index, "rollouts": len(leaves)}
             self.directory.note_filtered({**note, "samples": sum(leaves), "reason": reason, "time": time.time()})
+
+    async def _in_spite_of_outages(self, job: Job, started: float) -> list[Sample]:
+        """One rollout, begun anew if it fails and no engine answered meanwhile; once, lest it be what kills engines."""
+        try:
+            return await self._rollout(job)
+        except _FATAL:
+            raise
+        except (Exception, SystemExit):
+            if self.state.aborted or not await self.outage.was(started):
+                raise
+        return await self._rollout(job)
 
     async def _rollout(self, job: Job) -> list[Sample]:
         begun = self.partials.start(job.key) if self.partials is not None else None
@@ -378,7 +401,7 @@ class RolloutRunner:
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, RolloutFailed):
             text = error.message
-        (alike or self.alike).failed(text)
+        (alike or self.alike).failed(text, started)
         level = logging.WARNING if self.tally.failures <= SHOWN_FAILURES else logging.DEBUG
         log.log(level, "prompt %d sample %d failed: %s", job.prompt.index, job.sample_index, text)
         if self.directory is None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from miles_core.errors import ConfigError, MilesError
+from miles_core.errors import ConfigError, MilesError, PluginLoadError
 from miles_core.rollout import generation
 from miles_core.types import GenerateFnInput, GenerateFnOutput, Sample, SampleStatus
 
@@ -147,7 +147,7 @@ async def _run_agent(input: GenerateFnInput, session: _Session) -> dict[str, Any
             metadata=agent_metadata(input, session),
         )
         return _as_metadata(returned)
-    except ConfigError:
+    except (ConfigError, PluginLoadError):
         raise
     except asyncio.CancelledError:
         if (task := asyncio.current_task()) is None or task.cancelling():

@@ -1,4 +1,4 @@
-"""Checks of agents. Loading has checked that the hooks are async and take nothing that is not given."""
+"""Checks of agents. Loading has checked that the hooks take nothing that is not given."""
 
 from __future__ import annotations
 

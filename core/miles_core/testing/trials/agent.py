@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from miles_core.errors import MilesError
+from miles_core.errors import MilesError, PluginLoadError
 from miles_core.plugins import Plugin
 from miles_core.testing.conformance.report import CheckAnswer, Skip
 from miles_core.testing.fake_sessions import INSTANCE, Answer, FakeSession, FakeSessions, say, serving
@@ -70,7 +70,10 @@ def play(plugin: Plugin, trial: AgentTrial | None) -> Played:
 async def _play(plugin: Plugin, trial: AgentTrial, *, given: bool) -> Played:
     fake = FakeSessions(trial.answers)
     async with serving(fake) as url, aiohttp.ClientSession() as http:
-        results = await asyncio.gather(*(_rollout(plugin, trial, http, url) for _ in range(ROLLOUTS)))
+        try:
+            results = await asyncio.gather(*(_rollout(plugin, trial, http, url) for _ in range(ROLLOUTS)))
+        except PluginLoadError as error:  # no fault of the task
+            return Played(trial=trial, given=True, sessions=[], returned=[], errors=[raised(error, plugin)])
     return Played(
         trial=trial,
         given=given,
@@ -99,6 +102,8 @@ async def _rollout(plugin: Plugin, trial: AgentTrial, http: aiohttp.ClientSessio
         return await asyncio.wait_for(call, trial.timeout), None
     except TimeoutError:
         return None, f"it did not end within {trial.timeout:g} s"
+    except PluginLoadError:
+        raise
     except (Exception, SystemExit) as error:
         return None, raised(error, plugin)
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from miles_core.errors import PluginContractError
+from miles_core.errors import PluginContractError, PluginLoadError
 from miles_core.plugins import Plugin
 from miles_core.rollout.engines import Engines
 from miles_core.rollout.loader import load_generate_function
@@ -100,8 +100,8 @@ async def _play(plugin: Plugin, trial: GeneratorTrial, engine: FakeEngine, *, gi
         try:
             call = load_generate_function(plugin)(GenerateFnInput(state, sample, state.sampling_params))
             played.samples = (await asyncio.wait_for(call, trial.timeout)).as_list()
-        except PluginContractError as error:
-            played.broke = error.message
+        except (PluginContractError, PluginLoadError) as error:
+            played.broke = error.message.replace("\n", " ")
         except TimeoutError:
             played.raised = f"it did not end within {trial.timeout:g} s"
         except (Exception, SystemExit) as error:
