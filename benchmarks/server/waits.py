@@ -16,6 +16,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,6 +51,10 @@ class Client:
         if answer.status >= 300:
             raise SystemExit(f"{method} {path}: {answer.status} {kept[:300]!r}")
         return kept
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._to.close()
 
     def turn(self) -> None:
         """One turn, whose answer joins the conversation."""
@@ -87,6 +92,7 @@ class Watch(threading.Thread):
         """End it."""
         self._over.set()
         self.join()
+        self.client.close()
 
 
 @dataclass(frozen=True)
@@ -124,11 +130,17 @@ def waits(bench: Bench, *, short: bool = False) -> Iterator[Figure]:
     rounds = 1 if short else 5
     server = bench.server(bench.engine(), bench.engine())
     for name, content in BODIES.items():
-        body = content(random.Random(1))
-        yield _wait(f"beside {name}", server, lambda body=body: Client(server).post_turn(body), rounds)
-    yield from _beside_uses("linear", server, _long_session(server, 100 if short else 400), rounds)
+        yield _wait(f"beside {name}", server, partial(_one_turn, server, content(random.Random(1))), rounds)
+    with closing(_long_session(server, 100 if short else 400)) as huge:
+        yield from _beside_uses("linear", server, huge, rounds)
     tree = bench.server(bench.engine(), bench.engine(), flags=("--history", "tree"))
-    yield from _beside_uses("tree", tree, _wide_session(tree, 300 if short else 1023), rounds)
+    with closing(_wide_session(tree, 300 if short else 1023)) as huge:
+        yield from _beside_uses("tree", tree, huge, rounds)
+
+
+def _one_turn(server: Served, body: bytes) -> None:
+    with closing(Client(server)) as client:
+        client.post_turn(body)
 
 
 def _beside_uses(history: str, server: Served, huge: Client, rounds: int) -> Iterator[Figure]:

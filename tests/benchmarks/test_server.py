@@ -33,7 +33,10 @@ def parts() -> Any:
         import waits
     finally:
         sys.path.remove(str(FOLDER))
-    found = (turns.table, turns.growth, turns.many, turns.ages, waits.waits, starts.starts, starts.commands)
+    found = (
+        *(turns.table, turns.growth, turns.workers, turns.many, turns.ages),
+        *(waits.waits, starts.starts, starts.commands),
+    )
     tools = {"Bench": processes.Bench, "Figure": report.Figure, "slowness": starts.slowness}
     return {**tools, **{part.__name__: part for part in found}}
 
@@ -56,7 +59,7 @@ def hold(parts: Any, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # half a minute where nothing else runs
-@pytest.mark.parametrize("name", ["table", "growth", "many", "ages", "starts", "commands"])
+@pytest.mark.parametrize("name", ["table", "growth", "workers", "waits", "many", "ages", "starts", "commands"])
 def test_costs_stay_under_their_bars(parts: Any, name: str) -> None:
     hold(parts, name)
 

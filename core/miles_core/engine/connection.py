@@ -13,7 +13,7 @@ import httptools
 
 TOGETHER = 2**16
 """Bytes up to which head and body are copied into one write."""
-PIECE = 2**18
+PIECE = 2**20
 """Bytes of a long body that are written at once: the system copies them while nobody else is served."""
 
 Body = bytes | Sequence[bytes]

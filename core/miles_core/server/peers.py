@@ -12,6 +12,7 @@ it is) is asked for over a connection of our own, which is handed over in the sa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -19,7 +20,6 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from dataclasses import dataclass, field
 
 import orjson
@@ -34,8 +34,6 @@ DIGITS = 2
 
 INLINE = 2**16
 """Bytes that travel in the message itself; sockets refuse much longer ones, so more goes through a memory file."""
-AT_ONCE = 64
-"""Connections that are taken over before the event loop goes on to others."""
 
 BROADCAST_SECONDS = 60.0
 """How long another process may take to answer what it is asked."""
@@ -117,13 +115,9 @@ class Link:
     def listen(self, take: Callable[[Arrival], object]) -> None:
         """Call `take` with what arrives, from now on; in the process that owns the link."""
 
-        def read() -> None:
-            for _ in range(AT_ONCE):
-                try:
-                    arrival = self._read()
-                except BlockingIOError:
-                    return
-                if arrival is not None:
+        def read() -> None:  # one at a time: called again if there are more, while asking in vain costs as much
+            with contextlib.suppress(BlockingIOError):
+                if (arrival := self._read()) is not None:
                     take(arrival)
 
         asyncio.get_running_loop().add_reader(self._reader.fileno(), read)
@@ -229,7 +223,7 @@ class Peers:
         try:
             async with asyncio.timeout(BROADCAST_SECONDS):
                 connection = await self.connect(number, INTERNAL)
-                with closing(connection):
+                with contextlib.closing(connection):
                     reply = await connection.exchange(head(method, path.encode("latin-1"), body, headers), body)
         except (OSError, EOFError, ValueError) as error:
             text = f"process {number} of the session server did not answer: {str(error) or type(error).__name__}"
