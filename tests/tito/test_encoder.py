@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from helpers.chat_tokenizer import tokenizer_json
 from helpers.golden import golden_names, golden_rows, served, tokenizer_name
+from miles_core.errors import ConfigError
 from miles_core.tito import load_tokenizer
-from miles_core.tito.encoder import FastEncoder, UnsupportedError, composed
+from miles_core.tito.encoder import FastEncoder, composed
+from miles_core.tito.tokenizer_file import TokenizerFile, UnsupportedError
 from real_tokenizers import checkpoint
 
 Data = dict[str, Any]
@@ -28,8 +30,9 @@ every_tokenizer = pytest.mark.parametrize("name", NAMES)
 
 @cache
 def pair(name: str) -> tuple[tokenizers.Tokenizer, FastEncoder]:
-    original = tokenizers.Tokenizer.from_file(str(Path(checkpoint(name)) / "tokenizer.json"))
-    return original, FastEncoder.of(original)
+    file = Path(checkpoint(name)) / "tokenizer.json"
+    original = tokenizers.Tokenizer.from_file(str(file))
+    return original, FastEncoder.of(file.read_bytes(), lambda: original)
 
 
 def same(name: str, text: str) -> bool:
@@ -79,6 +82,12 @@ def test_every_token_of_the_vocabulary(name: str) -> None:
     assert same(name, joined)
 
 
+@every_tokenizer
+def test_the_tokenizer_it_is_compared_with_is_that_of_the_file(name: str) -> None:
+    text = (Path(checkpoint(name)) / "tokenizer.json").read_bytes()
+    assert TokenizerFile(text).tokenizer().to_str() == pair(name)[0].to_str()
+
+
 def test_ids_that_do_not_exist_are_skipped() -> None:
     original, fast = pair("qwen3")
     ids = [9707, 999_999_999, 151_645, 151_900, 11]
@@ -120,10 +129,15 @@ def test_long_text_leaves_other_threads_running() -> None:
     assert ticks > 5
 
 
-def changed(change: Callable[[Data], None]) -> tokenizers.Tokenizer:
-    data = json.loads(tokenizer_json())
+def stand_in(data: Data) -> FastEncoder:
+    text = json.dumps(data)
+    return FastEncoder.of(text.encode(), lambda: tokenizers.Tokenizer.from_str(text))
+
+
+def changed(change: Callable[[Data], None]) -> Data:
+    data: Data = json.loads(tokenizer_json())
     change(data)
-    return tokenizers.Tokenizer.from_str(json.dumps(data))
+    return data
 
 
 def merges_reversed(data: Data) -> None:
@@ -146,6 +160,19 @@ def digits(data: Data) -> None:
     data["pre_tokenizer"]["pretokenizers"].insert(0, {"type": "Digits", "individual_digits": True})
 
 
+def other_ids(data: Data) -> None:
+    data["added_tokens"][-1]["id"] += 1000
+
+
+def one_id_twice(data: Data) -> None:
+    vocab = data["model"]["vocab"]
+    vocab["!"] = vocab["a"]
+
+
+def new_option(data: Data) -> None:
+    data["model"]["later"] = 1
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -154,17 +181,47 @@ def digits(data: Data) -> None:
         (lower_case, "the normalizer is Lowercase"),
         (prefix_space, "the vocabulary is not byte-level"),
         (digits, "text is not cut by patterns"),
+        (other_ids, "its added tokens have other ids or properties than the file says"),
+        (one_id_twice, "two tokens have one id"),
+        (new_option, "its model has later"),
     ],
 )
 def test_what_is_not_equal_is_not_used(change: Callable[[Data], None], reason: str) -> None:
     with pytest.raises(UnsupportedError, match=f"^{reason}"):
-        FastEncoder.of(changed(change))
+        stand_in(changed(change))
+
+
+def test_merges_may_be_written_as_one_text() -> None:
+    data: Data = json.loads(tokenizer_json())
+    text = "naïve 数 <|im_end|>\n\n" + "".join(a + b for a, b in data["model"]["merges"][::50])
+    lists = stand_in(data)
+    data["model"]["merges"] = [" ".join(merge) for merge in data["model"]["merges"]]
+    assert stand_in(data).encode(text) == lists.encode(text)
+
+
+def test_a_token_that_no_merge_makes_is_not_made() -> None:
+    data: Data = json.loads(tokenizer_json())
+    word = "zqzqx"
+    vocab = data["model"]["vocab"]
+    vocab.update({token["content"]: token["id"] for token in data["added_tokens"]}, **{word: 200_000})
+    fast = stand_in(data)
+    assert 200_000 not in fast.encode(f"{word} {word}")
+    assert fast.decode([200_000]) == word
+    assert fast.token_to_id(word) == 200_000
+
+
+def test_a_file_that_the_library_refuses_is_refused(tmp_path: Path) -> None:
+    data: Data = json.loads(tokenizer_json())
+    data["model"]["merges"].append(["no such token", "nor this"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data), "utf-8")
+    with pytest.raises(ConfigError, match="cannot read the tokenizer"):
+        load_tokenizer(tmp_path, fast=True)
 
 
 def test_words_without_a_vocabulary_of_bytes_are_not_supported() -> None:
     model = tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")
     with pytest.raises(UnsupportedError):
-        FastEncoder.of(tokenizers.Tokenizer(model))
+        stand_in(json.loads(tokenizers.Tokenizer(model).to_str()))
 
 
 def test_a_checkpoint_is_read_with_it_on_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

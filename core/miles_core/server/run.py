@@ -42,7 +42,7 @@ def serve(
             bound.close()
 
 
-YOUNG = 10_000
+YOUNG = 5_000
 """New objects after which Python looks for cycles among them; a request of some megabytes makes more."""
 MIDDLE = 1
 """How many such searches precede one of what they left: what a large request made is looked at while it is little."""

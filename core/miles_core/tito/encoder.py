@@ -7,29 +7,18 @@ of every kind of text, and gives it out only if not one id differs.
 
 from __future__ import annotations
 
-import json
+import marshal
 import re
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 import tokenizers
 
 from miles_core.tito.literals import Literals
 from miles_core.tito.probe_corpus import probe_texts
-
-GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""How text is cut by a ByteLevel pre-tokenizer that brings no pattern of its own."""
-
-
-def _alphabet() -> dict[int, str]:
-    """The letters that byte-level vocabularies write bytes as (Radford et al. 2019, GPT-2's encoder)."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {**{byte: chr(byte) for byte in plain}, **{byte: chr(256 + n) for n, byte in enumerate(others)}}
-
+from miles_core.tito.tokenizer_file import BYTES, LETTERS, TokenizerFile, UnsupportedError
 
 _NEVER_TEXT = (0xFF, 0xFE, 0xFD, 0xFC, 0xFB, 0xFA, 0xF9, 0xF8, 0xF7, 0xF6, 0xF5, 0xC0, 0xC1)
 """Bytes that UTF-8 does not use."""
@@ -41,13 +30,6 @@ WINDOW = 2**14
 """How many characters or ids are handled at once where Python keeps the interpreter to itself: other threads, which
 answer other sessions, wait for less than a millisecond."""
 
-LETTERS = _alphabet()
-BYTES = {ord(letter): byte for byte, letter in LETTERS.items()}
-
-
-class UnsupportedError(Exception):
-    """Why a tokenizer has no faster stand-in."""
-
 
 class FastEncoder:
     """Encodes and decodes like the tokenizer it was built from. Immutable and safe to share between threads.
@@ -56,50 +38,65 @@ class FastEncoder:
     take: those with characters that this Python's Unicode does not know, where the tokenizer normalises.
     """
 
-    def __init__(self, original: tokenizers.Tokenizer, whole: Callable[[], tokenizers.Tokenizer]) -> None:
+    def __init__(self, file: TokenizerFile, whole: Callable[[], tokenizers.Tokenizer]) -> None:
         """Raises UnsupportedError, saying what is not supported; `of` also proves the result equal."""
         import regex  # both are needed where tokens are made, and nowhere else
         from tiktoken._tiktoken import CoreBPE
 
         self._whole = whole
-        self._original: tokenizers.Tokenizer | None = original
-        self._normalise = _normalises(original)
-        decoder = original.get_added_tokens_decoder()
-        self.added = {token.content: number for number, token in decoder.items()}
+        self._original: tokenizers.Tokenizer | None = None
+        self._normalise = file.normalises()
+        decoder = file.added_tokens
+        self.added = file.added
         self._spelling = {number: text for text, number in self.added.items()}
         self.special_ids = frozenset(number for number, token in decoder.items() if token.special)
-        self.size: int = original.get_vocab_size(with_added_tokens=True)
+        self.size: int = file.size
         if any(token.lstrip or token.rstrip or token.single_word for token in decoder.values()):
             raise UnsupportedError("an added token takes white space with it")
         raw = [token.content for token in decoder.values() if not token.normalized]
         self._cuts = (Literals(raw), Literals(set(self.added) - set(raw)))
-        *early, last = _patterns(original)
+        *early, last = file.patterns()
         self._early = [regex.compile(pattern) for pattern in early]
-        ranks, pattern = _ranks(original, self.added), _total(last)
+        ranks, pattern = file.ranks(), _total(last)
+        self._never: dict[bytes, int] = {}
+        if not file.ignores_merges():
+            # what no merge makes is left out at once: then there seldom is more, which takes another table
+            self._never = {word: ranks.pop(word) for word in file.unmade()}
         self._core = CoreBPE(ranks, _NO_TEXT, pattern)
-        self._never = {} if original.model.ignore_merges else self._unreachable(ranks)
-        if self._never:
-            reachable = {word: rank for word, rank in ranks.items() if word not in self._never}
-            self._core = CoreBPE(reachable, _NO_TEXT, pattern)
-        self._spelled = {number: word for word, number in self._never.items()}
+        if not file.ignores_merges() and (more := self._unreachable(ranks)):
+            self._never.update(more)
+            self._core = CoreBPE({word: rank for word, rank in ranks.items() if word not in more}, _NO_TEXT, pattern)
+        self._spelled: dict[int, bytes] = {number: word for word, number in self._never.items()}
         self._spelled.update((number, _bytes_of(text)) for text, number in self.added.items())
 
     @classmethod
-    def of(cls, original: tokenizers.Tokenizer, whole: Callable[[], tokenizers.Tokenizer] | None = None) -> FastEncoder:
-        """The stand-in for a tokenizer. Raises UnsupportedError if there is none, or if it is not equal."""
+    def of(cls, text: bytes, whole: Callable[[], tokenizers.Tokenizer]) -> FastEncoder:
+        """The stand-in for the tokenizer of a `tokenizer.json`, given as the file's text.
+
+        Raises UnsupportedError if there is none, or if it is not equal.
+        """
         try:
-            fast = cls(original, whole or (lambda: original))
+            file = TokenizerFile(text)
+            fast = cls(file, whole)
         except ImportError as error:
             raise UnsupportedError(f"tiktoken is not installed: {error}") from error
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, LookupError, AttributeError, TypeError, OverflowError) as error:
             raise UnsupportedError(f"its parts are not as expected: {error}") from error
-        for text in (*probe_texts(fast.added), *fast._vocabulary_probes()):
-            want = original.encode(text, add_special_tokens=False).ids
-            have = fast.encode(text)
-            if want != have or original.decode(want, skip_special_tokens=False) != fast.decode(have):
-                raise UnsupportedError(f"it differs on {text[:60]!r}")
-        fast._original = None
+        fast._prove(file.tokenizer())
+        del file
+        # copies: these few lie scattered over all that was read of the file, and would keep much of it from being freed
+        fast._never, fast._spelled = marshal.loads(marshal.dumps((fast._never, fast._spelled)))
         return fast
+
+    def _prove(self, original: tokenizers.Tokenizer) -> None:
+        """Raises UnsupportedError unless both treat every text of the corpus and of the vocabulary alike."""
+        self._original = original
+        for text in (*probe_texts(self.added), *self._vocabulary_probes()):
+            want = original.encode(text, add_special_tokens=False).ids
+            have = self.encode(text)
+            if want != have or original.decode(want, skip_special_tokens=False) != self.decode(have):
+                raise UnsupportedError(f"it differs on {text[:60]!r}")
+        self._original = None
 
     def _vocabulary_probes(self) -> Iterator[str]:
         """Texts of the tokens that are said to be unreachable, and of a few thousand others."""
@@ -111,7 +108,8 @@ class FastEncoder:
 
     def _unreachable(self, ranks: Mapping[bytes, int]) -> dict[bytes, int]:
         """Tokens that no merges lead to. The tokenizer never makes one of text; tiktoken would, of a whole word."""
-        alone = next((bytes([b]) for b in _NEVER_TEXT if not any(b in word for word in ranks if len(word) > 1)), None)
+        longer = b"".join(word for word in ranks if len(word) > 1)
+        alone = next((bytes([byte]) for byte in _NEVER_TEXT if byte not in longer), None)
         if alone is None:
             raise UnsupportedError("every byte is part of a longer token")
         whole = self._core.encode_single_piece
@@ -196,23 +194,15 @@ class FastEncoder:
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; unknown ids are skipped."""
         ids = list(ids)
-        if len(ids) < WINDOW and self._spelled.keys().isdisjoint(ids):
-            return self._run_bytes(ids).decode("utf-8", "replace")
+        spelled = self._spelled
         out: list[bytes] = []
-        run: list[int] = []
-        for number in ids:
-            known = self._spelled.get(number)
-            if known is None:
-                run.append(number)
-                if len(run) < WINDOW:
-                    continue
-            if run:
-                out.append(self._run_bytes(run))
-                run = []
-            if known is not None:
-                out.append(known)
-        if run:
-            out.append(self._run_bytes(run))
+        at = 0
+        for place in [*[place for place, number in enumerate(ids) if number in spelled], len(ids)]:
+            for start in range(at, place, WINDOW):
+                out.append(self._run_bytes(ids[start : min(start + WINDOW, place)]))
+            if place < len(ids):
+                out.append(spelled[ids[place]])
+            at = place + 1
         return b"".join(out).decode("utf-8", "replace")
 
     def _run_bytes(self, ids: list[int]) -> bytes:
@@ -238,7 +228,9 @@ class FastEncoder:
             return self.added[text]
         try:
             word = bytes(BYTES[ord(letter)] for letter in text)
-            found: int = self._never[word] if word in self._never else self._core.encode_single_token(word)
+            if word in self._never:
+                return self._never[word]
+            found: int = self._core.encode_single_token(word)
         except KeyError:
             return None
         return found
@@ -282,56 +274,6 @@ def _bytes_of(added: str) -> bytes:
     return added.encode("utf-8") if None in mapped else bytes(byte for byte in mapped if byte is not None)
 
 
-def _state(part: Any) -> Mapping[str, Any]:
-    """What a part of a tokenizer is, as its file says it; nothing if it has no such part."""
-    found: Mapping[str, Any] = {} if part is None else json.loads(part.__getstate__())
-    return found
-
-
-def _normalises(original: tokenizers.Tokenizer) -> bool:
-    """Whether text is normalised to NFC. Raises UnsupportedError for other normalisers."""
-    state = _state(original.normalizer)
-    inner = state.get("normalizers", [state] if state else [])
-    kinds = {part.get("type") for part in inner}
-    if not kinds <= {"NFC"}:
-        raise UnsupportedError(f"the normalizer is {', '.join(map(str, sorted(kinds)))}")
-    return bool(kinds)
-
-
-def _patterns(original: tokenizers.Tokenizer) -> list[str]:
-    """The patterns that cut text into words, one after the other. Raises UnsupportedError for other ways of cutting."""
-    state = _state(original.pre_tokenizer)
-    *cuts, last = state.get("pretokenizers", [state])
-    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
-        raise UnsupportedError("the vocabulary is not byte-level")
-    if _state(original.decoder).get("type") != "ByteLevel":
-        raise UnsupportedError("the decoder is not byte-level")
-    for cut in cuts:
-        if cut.get("type") != "Split" or cut.get("behavior") != "Isolated" or cut.get("invert"):
-            raise UnsupportedError("text is not cut by patterns")
-    patterns = [pattern for cut in cuts if (pattern := cut["pattern"].get("Regex")) is not None]
-    if len(patterns) != len(cuts) or bool(patterns) is bool(last.get("use_regex")):
-        raise UnsupportedError("text is not cut by patterns")
-    return patterns or [GPT2]
-
-
 def _total(pattern: str) -> str:
     """The pattern, and what it leaves over as words of their own, as the tokenizer has it; tiktoken would lose it."""
     return f"{pattern}|(?s:(?:(?!{pattern}).)+)"
-
-
-def _ranks(original: tokenizers.Tokenizer, added: Mapping[str, int]) -> dict[bytes, int]:
-    """Bytes of every ordinary token with its id, which is its rank among the merges."""
-    model = original.model
-    if not isinstance(model, tokenizers.models.BPE) or model.dropout or model.byte_fallback:
-        raise UnsupportedError("the model is not plain BPE")
-    if model.continuing_subword_prefix or model.end_of_word_suffix:
-        raise UnsupportedError("words are marked")
-    ranks = {}
-    for text, number in original.get_vocab(with_added_tokens=False).items():
-        if text not in added:
-            try:
-                ranks[text.translate(BYTES).encode("latin-1")] = number
-            except UnicodeEncodeError as error:
-                raise UnsupportedError(f"the token {text!r} is not written in the byte alphabet") from error
-    return ranks

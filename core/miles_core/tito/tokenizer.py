@@ -208,15 +208,15 @@ def _from_file(file: Path) -> tokenizers.Tokenizer:
 
 def _stand_in(file: Path) -> tokenizers.Tokenizer | Encoder:
     """The faster encoder, if it is proved equal to the file's, whose memory is then given back."""
-    from miles_core.tito.encoder import FastEncoder, UnsupportedError
+    from miles_core.tito.encoder import FastEncoder
+    from miles_core.tito.tokenizer_file import UnsupportedError
 
-    original = _from_file(file)
     try:
-        encoder = FastEncoder.of(original, lambda: _from_file(file))
-    except UnsupportedError as error:
+        encoder = FastEncoder.of(file.read_bytes(), lambda: _from_file(file))
+    except (UnsupportedError, OSError) as error:
+        original = _from_file(file)
         log.info("%s is used as it is, without a faster encoder: %s", file, error)
         return original
-    del original
     give_back_memory()
     return encoder
 
