@@ -2,8 +2,8 @@
 
 python examples/tiny/train.py
 
-Each step samples fresh prompts with the `calculator` agent, through a session server and the built-in engine; makes one
-update of the weights from the samples; and has the engine load them. Nothing is trained on that the weights being
+Each step samples fresh prompts with the `calculator` agent, through a session server and the built-in engine; updates
+the weights from the samples; and has the engine load them. Nothing is trained on that the weights being
 trained did not sample, and the trainer's own log-probs prove it at every step.
 """
 
@@ -66,10 +66,10 @@ def parse_args(argv: Sequence[str] | None = None) -> Settings:
     )
     parser.add_argument("--model", type=Path, default=HERE / "model", help="what to start from")
     parser.add_argument("--out", type=Path, default=Path("train-output"), help="for curve.json, curve.svg and model/")
-    parser.add_argument("--steps", type=_count(1), default=40, help="updates of the weights")
+    parser.add_argument("--steps", type=_count(1), default=40, help="rounds of rollouts and updates")
     parser.add_argument("--prompts", type=_count(1), default=16, help="fresh prompts of a step")
     parser.add_argument("--samples", type=_count(2), default=8, help="rollouts of each, a group")
-    parser.add_argument("--rate", type=_rate, default=5e-4, help="highest learning rate")
+    parser.add_argument("--rate", type=_rate, default=3e-4, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=0, help="of the prompts, and of the engine")
     parser.add_argument(
         "--held-out", type=_count(1, PROMPTS), default=64, help="prompts to evaluate on, of prompts.jsonl"

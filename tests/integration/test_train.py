@@ -86,6 +86,21 @@ def test_an_update_follows_the_advantages_and_saves_what_an_engine_loads(
         assert (tmp_path / "model" / name).read_bytes() == (TINY / "model" / name).read_bytes()
 
 
+def test_a_steps_groups_are_dealt_whole_to_its_updates(example: dict[str, Any], network: Any) -> None:
+    grpo = example["grpo"]
+    samples = [
+        sample for group in (7, 2, 4) for sample in sampled_from(network, group, (9 + group, 12, 20), (1.0, 0.0, 1.0))
+    ]
+    trainer = grpo.Trainer(TINY / "model", 3e-4, 4)
+    parts = [sorted(int(batch.sampled.sum()) for batch in part) for part in trainer._parts(samples)]
+    tokens = {group: sum(sum(s.loss_mask or ()) for s in samples if s.group_index == group) for group in (2, 4, 7)}
+    assert parts == [[tokens[2] + tokens[7]], [tokens[4]]]
+    steps: list[float] = []
+    trainer._optimizer.register_step_post_hook(lambda *_: steps.append(trainer._optimizer.param_groups[0]["lr"]))
+    trainer.update(samples)
+    assert len(steps) == grpo.UPDATES == 2
+
+
 def test_equal_rewards_teach_nothing(example: dict[str, Any], network: Any, tmp_path: Path) -> None:
     trainer = example["grpo"].Trainer(TINY / "model", 1e-3, 1)
     update = trainer.update(sampled_from(network, 0, (30, 21), (1.0, 1.0)))
