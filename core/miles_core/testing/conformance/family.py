@@ -40,7 +40,7 @@ def declares_a_family(plugin: Plugin) -> str | None:
 def binds(plugin: Plugin) -> Skip | None:
     """Every revision binds to a tokenizer that has the family's tokens."""
     family: TitoFamily = plugin.call("tito_family")
-    bound = {one.revision.name for one in _bound(plugin)}
+    bound = {one.revision.name for one in bound_revisions(plugin)}
     left = [revision.name for revision in family.revisions if revision.name not in bound]
     if not left:
         return None
@@ -50,7 +50,7 @@ def binds(plugin: Plugin) -> Skip | None:
 def renders(plugin: Plugin) -> str | Skip | None:
     """The text of the messages is in what is rendered."""
     made = 0
-    for bound in _bound(plugin):
+    for bound in bound_revisions(plugin):
         made += 1
         text = bound.render([_ASKED], [LOOK_UP])
         if _ASKED["content"] not in text:
@@ -103,10 +103,10 @@ def _told(found: Finding) -> str:
 @lru_cache(maxsize=2)
 def _verified(plugin: Plugin) -> list[tuple[BoundFamily, Verification]]:
     """Every revision that binds here, on every trajectory; several checks read it."""
-    return [(bound, verify(bound, thinking="on")) for bound in _bound(plugin)]
+    return [(bound, verify(bound, thinking="on")) for bound in bound_revisions(plugin)]
 
 
-def _bound(plugin: Plugin) -> Iterator[BoundFamily]:
+def bound_revisions(plugin: Plugin) -> Iterator[BoundFamily]:
     """Each revision, bound to a small tokenizer; none where that takes a real checkpoint's tokens."""
     family: TitoFamily = plugin.call("tito_family")
     for revision in family.revisions:

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations, product
 from typing import Any, overload
 
-from miles_core.errors import ConfigError, RenderError, RequestError
+from miles_core.errors import RenderError, RequestError
 from miles_core.plugins import Plugin
+from miles_core.testing.conformance.family import bound_revisions
 from miles_core.testing.conformance.report import CheckFunction, Skip
-from miles_core.testing.fake_tokenizer import CHATML, tokenizer_for
 from miles_core.testing.verify import CHECKS as VERIFIED
 from miles_core.testing.verify import LOOK_UP, Outcome, verify
-from miles_core.tito import BoundFamily, TitoFamily
+from miles_core.tito import BoundFamily
 from miles_core.types import Message
 
 SELF_CHECK = VERIFIED[2]
@@ -51,7 +51,7 @@ _NOT_BOUND = Skip("no revision could be bound")
 def names_what_it_writes(plugin: Plugin) -> str | Skip | None:
     """The texts that its facts name stand in what its template writes; a misspelt one would never be met."""
     made = False
-    for bound in _bound(plugin):
+    for bound in bound_revisions(plugin):
         made = True
         family, facts = bound.family, bound.parse_facts
         prompt, history = bound.render(_TALK[:1]), bound.render(_TALK[:2], None, None, False)
@@ -69,7 +69,7 @@ def names_what_it_writes(plugin: Plugin) -> str | Skip | None:
 def passes_the_self_check(plugin: Plugin) -> str | Skip | None:
     """What a session would say of itself in `tito_session_mismatch` is nothing, on every trajectory of `verify`."""
     made = False
-    for bound in _bound(plugin):
+    for bound in bound_revisions(plugin):
         made = True
         for tried in verify(bound, thinking="on").tried:
             found = tried.findings.get(SELF_CHECK)
@@ -81,7 +81,7 @@ def passes_the_self_check(plugin: Plugin) -> str | Skip | None:
 def reads_any_ids(plugin: Plugin) -> str | Skip | None:
     """Whatever is sampled is read as a message, the same at once and id by id; nothing raises."""
     made = False
-    for bound in _bound(plugin):
+    for bound in bound_revisions(plugin):
         made = True
         for ids in _made_up(bound):
             fault = _reading_fault(bound, ids)
@@ -124,7 +124,7 @@ def _reading_fault(bound: BoundFamily, ids: Sequence[int]) -> str | None:
 def honours_kwargs(plugin: Plugin) -> str | Skip | None:
     """Fixed settings cannot be changed, aliases of one setting do the same, unknown settings do nothing."""
     made = False
-    for bound in _bound(plugin):
+    for bound in bound_revisions(plugin):
         made = True
         fault = _fixed_fault(bound) or _alias_fault(bound)
         if fault is None and _text(bound, {"no_such_setting": True}) != _text(bound, {}):
@@ -171,7 +171,7 @@ def _text(bound: BoundFamily, *layers: Mapping[str, Any]) -> str | None:
 def takes_long_histories(plugin: Plugin) -> str | Skip | None:
     """Joining looks at the end of a checkpoint alone, and reading a generation takes time in proportion to it."""
     made = False
-    for bound in _bound(plugin):
+    for bound in bound_revisions(plugin):
         made = True
         fault = _join_cost(bound) or _reading_cost(bound)
         if fault is not None:
@@ -237,17 +237,6 @@ def _seconds(bound: BoundFamily, ids: Sequence[int]) -> float:
         parser.finish()
         taken.append(time.process_time() - start)
     return min(taken)
-
-
-def _bound(plugin: Plugin) -> Iterator[BoundFamily]:
-    """Each revision on a small tokenizer; none where that takes a real checkpoint's tokens."""
-    family: TitoFamily = plugin.call("tito_family")
-    for revision in family.revisions:
-        template = CHATML if revision.template is None and revision.encoder is None else None
-        try:
-            yield family.bind(tokenizer_for(family), revision.name, template=template)
-        except ConfigError:
-            continue
 
 
 CHECKS: Mapping[str, CheckFunction] = {
