@@ -80,6 +80,37 @@ async def test_an_answer_that_does_not_wait_for_the_body_is_the_answer(streamed:
         await client.close()
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 413 Too Large\r\nserver: x\r\n\r\nno!", b""], ids=["answer", "nothing"])
+async def test_an_engine_that_says_its_last_and_reads_no_more(answer: bytes, streamed: bool) -> None:
+    """It has closed its side, and lets the other one open: what is left of the body is for nobody."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await head_of(reader)
+        while not any(connection._full for connection in client._open):  # noqa: ASYNC110  # nothing tells us
+            await asyncio.sleep(0)
+        writer.write(answer)
+        writer.write_eof()
+        await done.wait()
+
+    async def ask() -> tuple[int, bytes]:
+        if streamed:
+            reply = await (await client.stream(url, body=LONG)).whole()
+        else:
+            reply = await client.request("POST", url, body=LONG)
+        return reply.status, reply.body
+
+    done, client = asyncio.Event(), EngineClient()
+    async with engine(serve) as url, asyncio.timeout(60):
+        if answer:
+            assert await ask() == (413, b"no!")
+        else:
+            with pytest.raises(EngineUnreachable, match="the connection was closed before the answer"):
+                await ask()
+        done.set()
+        await client.close()
+
+
 @pytest.mark.parametrize("read", [0, 1_000_000])
 async def test_an_engine_that_breaks_off_in_the_middle_is_named(read: int) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

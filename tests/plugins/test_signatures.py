@@ -159,6 +159,31 @@ async def test_an_agent_that_cannot_be_awaited_says_so_when_it_is_called() -> No
     )
 
 
+class _Nothing:
+    """A class in an agent's place: calling it makes an object, and gives no answer."""
+
+    def __init__(self, base_url: str) -> None: ...
+
+
+@functools.cache
+def _cached(base_url: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "returned"),
+    [
+        (_Nothing, "_Nothing", "a _Nothing"),
+        (functools.partial(_Nothing), "_Nothing", "a _Nothing"),
+        (_cached, "_cached", "a NoneType"),
+    ],
+    ids=["class", "partial of a class", "cached"],
+)
+async def test_what_has_no_call_in_python_is_named_too(function: Any, name: str, returned: str) -> None:
+    with pytest.raises(PluginLoadError) as caught:
+        await adapted("run_agent", function)(base_url="u", prompt="p", request_kwargs="r", metadata="m")
+    assert caught.value.message.startswith(f"{__name__}.{name} returned {returned}, which cannot be awaited\n")
+
+
 def test_an_agent_that_yields_is_refused() -> None:
     async def run_agent(base_url: str) -> AsyncIterator[None]:
         yield

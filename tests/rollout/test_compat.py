@@ -197,6 +197,12 @@ def test_without_compat_the_missing_module_is_named(
     assert "stand in for it with --compat miles" in result.stderr
 
 
+def test_without_compat_a_path_of_miles_asks_for_it(engine: FakeGenerate, tmp_path: Path) -> None:
+    result = rollout(engine, tmp_path, "--generate", "miles.rollout.generate_hub.single_turn.generate")
+    assert result.exit_code == 1
+    assert "there is no module 'miles'\n  install miles, or let miles-plugins rollout or serve stand" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("path", "plugin"),
     [

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fake_engine import FakeEngine, Reply, fake_engine
+from helpers.chat_tokenizer import write_checkpoint
+from helpers.fake_engine import FakeEngine, Gate, Reply, fake_engine
 from miles_core.errors import EnginesGone, EngineUnreachable
-from miles_core.rollout import outage
+from miles_core.rollout import http, outage
 from miles_core.rollout.data import Prompt
 from miles_core.rollout.engines import Engines
 from miles_core.rollout.job import RunOptions
@@ -20,6 +21,8 @@ from miles_core.rollout.outage import Outage, engines_answer
 from miles_core.rollout.output import FAILURES, RunDirectory
 from miles_core.rollout.runner import RolloutRunner
 from miles_core.rollout.state import RolloutArgs, RolloutState
+from miles_core.server.app import ServerThread
+from miles_core.server.settings import ServerSettings
 from miles_core.types import GenerateFnInput, GenerateFnOutput, Sample, SampleStatus
 
 PROMPTS = [Prompt(at, [{"role": "user", "content": f"{at}"}], None, {}, f"{at:016x}") for at in range(6)]
@@ -63,6 +66,35 @@ async def test_one_of_several_is_enough(engine: FakeEngine, unused_tcp_port: int
     assert await engines_answer(state_of(f"http://127.0.0.1:{unused_tcp_port}", engine.url))
     engine.stop()
     assert not await engines_answer(state_of(f"http://127.0.0.1:{unused_tcp_port}", engine.url))
+
+
+async def test_one_that_takes_connections_and_never_answers_is_none(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    engine.answers["/health"] = lambda body: Reply(body=b"", gate=gate)
+    with fake_engine() as other:
+        assert await engines_answer(state_of(engine.url, other.url)), "nobody waits for it where another answers"
+    monkeypatch.setattr(http, "HEALTH_TIMEOUT", 0.05)
+    assert not await engines_answer(state_of(engine.url))
+    gate.open()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_of_several_behind_a_session_server_one_is_enough(
+    engine: FakeEngine, tmp_path: Path, unused_tcp_port: int, key: str | None
+) -> None:
+    urls = (f"http://127.0.0.1:{unused_tcp_port}", engine.url)
+    settings = ServerSettings(
+        checkpoint=str(write_checkpoint(tmp_path)), tito_model="qwen3", engine_urls=urls, engine_health_seconds=0,
+        api_key=key,
+    )  # fmt: skip
+    with ServerThread(settings) as server:
+        state = RolloutState(RolloutArgs(session_server_url=server.url, session_api_key=key))
+        assert [await engines_answer(state) for _ in range(4)] == [True] * 4
+        engine.stop()
+        assert not await engines_answer(state)
+    assert not await engines_answer(state)
 
 
 async def test_where_nobody_can_tell_one_answers() -> None:

@@ -50,6 +50,10 @@ def test_trl_gets_prompts_completions_and_the_mask() -> None:
     }
 
 
+def test_samples_may_come_one_by_one() -> None:
+    assert to_trl(sample(at) for at in range(2)) == to_trl([sample(0), sample(1)])
+
+
 def test_verl_gets_the_fields_of_an_agent_loop_output() -> None:
     experts = np.zeros((6, 1, 1), dtype=np.int32)
     first, second = to_verl(

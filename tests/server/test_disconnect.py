@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from helpers.fake_engine import FakeEngine, Gate, says
+from helpers.operator import ADMIN_KEY, Operator
 from helpers.sessions import Serve, Talk, request, user
 
 
@@ -79,6 +80,24 @@ def test_a_delete_during_a_turn(talk: Talk, engine: FakeEngine, pool: ThreadPool
     assert answer.status == 200
     assert answer.message["content"] == "for nobody"
     assert talk.delete().status == 404
+
+
+@pytest.mark.parametrize("path", ["v1/chat/completions", "tokenize"])
+def test_a_delete_while_a_request_comes_in_leaves_no_session_with_its_worker(
+    serve: Serve, engine: FakeEngine, path: str
+) -> None:
+    server = serve(admin_api_key=ADMIN_KEY)
+    talk, operator = Talk(server.url), Operator(server.url)
+    parts = urlsplit(f"{talk.url}/{path}")
+    body = json.dumps({"messages": [user("u")]}).encode()
+    head = f"POST {parts.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n"
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 "), "the session was found, and the body is waited for"
+        assert talk.delete().status == 204
+        connection.sendall(body)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200 ")
+    assert operator.engines()[engine.url]["sessions"] == 0
 
 
 def test_of_turns_at_once_only_one_is_committed(talk: Talk, engine: FakeEngine, pool: ThreadPoolExecutor) -> None:

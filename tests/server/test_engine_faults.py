@@ -70,6 +70,17 @@ def test_a_session_moves_when_its_worker_fails(serve: Serve, engine: FakeEngine)
             talk.ask(user("four"))
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_is_passed_on_moves_too(serve: Serve, engine: FakeEngine, first: int, unused_tcp_port: int) -> None:
+    """Whichever worker is dead, a session that has had no turn yet is not held up by it."""
+    urls = [engine.url]
+    urls.insert(first, f"http://127.0.0.1:{unused_tcp_port}")
+    url = serve(engine_urls=tuple(urls), engine_health_seconds=0).url
+    for talk in [Talk(url) for _ in range(4)]:
+        assert request(f"{talk.url}/health").status == 200
+        assert request(f"{talk.url}/v1/models").status == 200
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_an_abort_goes_to_the_client_and_is_repeated(talk: Talk, engine: FakeEngine, stream: bool) -> None:
     talk.ask(user("one"))

@@ -148,3 +148,29 @@ def test_a_list_is_written_alike(count: int) -> None:
     assert b"[%s]" % dumps_list(values) == orjson.dumps(values)
     long = [*values, {"role": "user", "content": text(rng, 40_000), "name": "é"}]
     assert b"[%s]" % dumps_list(long) == orjson.dumps(long)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a":"%s' % (b"long " * 2000),
+        b'{"a":"%s' % (b'\\"' * 4000),
+        b'{"a" x"%s"}' % (b'\\"' * 4000),
+        b'{"a":"b:",%s}' % (b"1," * 4000),
+    ],
+    ids=["no end", "no end, with quotes", "no beginning", "no text"],
+)
+def test_what_is_no_json_is_looked_at_once(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> None:
+    """Whoever sends it costs no more than one who sends JSON: not the square of its length."""
+    watched, looks, escaped = Watched(), 0, long_text._escaped
+
+    def look(raw: bytes, at: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return escaped(raw, at)
+
+    monkeypatch.setattr(long_text, "orjson", watched)
+    monkeypatch.setattr(long_text, "_escaped", look)
+    assert outcome(lambda raw: loads_long(raw, piece=50), raw) == outcome(orjson.loads, raw)
+    assert sum(watched.sizes) < 2 * len(raw)
+    assert looks <= raw.count(b'"')

@@ -221,6 +221,10 @@ class Connection(asyncio.Protocol):
             self._usable = False
             self._fail(ValueError(f"the answer is not HTTP: {error}"))
 
+    def eof_received(self) -> None:
+        """Nothing more comes: nobody waits until the rest of a long body is read."""
+        self.close()
+
     def connection_lost(self, error: Exception | None) -> None:
         """It is closed; an answer that did not say its length is whole now."""
         self._usable = False

@@ -96,17 +96,19 @@ async def awaited(result: Any, function: AnyCallable) -> Any:
     if inspect.isawaitable(result):
         return await result
     where = _defined(function)
+    name = getattr(where, "__qualname__", type(where).__qualname__)
     raise PluginLoadError(
-        f"{where.__module__}.{where.__qualname__} returned {a(type(result).__name__)}, which cannot be awaited\n"
+        f"{where.__module__}.{name} returned {a(type(result).__name__)}, which cannot be awaited\n"
         "  write `async def`, or return the coroutine of what it calls; blocking code goes into asyncio.to_thread"
     )
 
 
 def _defined(function: AnyCallable) -> AnyCallable:
-    """The function that runs where a partial or an object is called."""
+    """What is called where a partial or an object is: a function or a class."""
     while isinstance(function, functools.partial):
         function = function.func
-    return function if inspect.isroutine(function) else type(function).__call__
+    call = type(function).__call__
+    return call if not inspect.isroutine(function) and inspect.isfunction(call) else function
 
 
 def _is_due_async(hook: str) -> bool:

@@ -52,7 +52,16 @@ class Engines:
         headers = {**self._headers, **CHECK}
         async with http.client(None) as session:  # a new connection: those that we have may be dead
             looks = (http.once(session, "get", f"{url}/health", None, headers) for url in self.urls)
-            return any(await asyncio.gather(*map(http.is_up, looks)))
+            tasks = [asyncio.create_task(http.is_up(look)) for look in looks]
+            try:
+                for look in asyncio.as_completed(tasks):
+                    if await look:
+                        return True
+                return False
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     def resume(self) -> None:
         """Take requests again, after `stop`."""

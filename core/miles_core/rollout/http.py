@@ -17,7 +17,7 @@ FIRST_DELAY, LONGEST_DELAY = 0.1, 2.0
 """Seconds before a request is tried again; it doubles each time."""
 
 HEALTH_TIMEOUT = 20.0
-"""Seconds that a look at an engine may take; SGLang answers when the next token comes."""
+"""Seconds that a look at an engine may take; SGLang answers when the next token comes, and itself waits as long."""
 
 MAX_TEXT = 2000
 """Characters of an error's body that a message shows."""
@@ -62,14 +62,14 @@ def may_retry(error: EngineError) -> bool:
 
 
 async def is_up(look: Awaitable[object]) -> bool:
-    """Whether a request, made to see how an engine is, finds one; a late or odd answer is one, too."""
+    """Whether a request, made to see how an engine is, finds one; an odd answer is one, too."""
     try:
         async with asyncio.timeout(HEALTH_TIMEOUT):
             await look
     except EngineError as error:
         return not may_retry(error)
     except TimeoutError:
-        return True
+        return False
     return True
 
 

@@ -7,7 +7,7 @@ single response token cannot be trained on, and is refused by name.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from miles_core.types import Sample
@@ -62,12 +62,13 @@ def _verl(sample: Sample, reward_key: str | None) -> dict[str, Any]:
     }
 
 
-def to_trl(samples: Sequence[Sample], *, reward_key: str | None = None) -> dict[str, list[Any]]:
+def to_trl(samples: Iterable[Sample], *, reward_key: str | None = None) -> dict[str, list[Any]]:
     """What a `rollout_func` of TRL's GRPOTrainer returns, for samples in the order of its prompts.
 
     `env_mask` is 1 where the model sampled; TRL trains on nothing else. `reward` is an extra field: a reward function
     `lambda reward, **_: reward` hands it on. None stays None, which TRL leaves out of the loss.
     """
+    samples = list(samples)  # read_samples gives each once
     split = [_split(sample) for sample in samples]
     return {
         "prompt_ids": [prompt for prompt, _ in split],

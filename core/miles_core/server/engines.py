@@ -108,10 +108,7 @@ class Engines:
         except EngineUnreachable as error:
             log.warning("%s; trying once more", error.message)
             self.router.failed(worker, error.message)
-            try:
-                other = self._move(session, worker)
-            except Overloaded:  # all others are to be left
-                other = worker
+            other = self._elsewhere(session, worker)
             # the first request may still run: it is stopped, and an engine refuses a second one under the same id
             self.abort_later(worker, turn.fields["rid"])
             turn.fields["rid"] = secrets.token_hex(16)
@@ -140,9 +137,19 @@ class Engines:
     async def pass_on(
         self, session: Session, method: str, path: str, query: str, raw: bytes, headers: Headers
     ) -> EngineReply:
-        """A request below a session that is not ours, to its worker; the caller has checked the allow-list."""
-        url = f"{self.worker(session)}/{path}" + (f"?{query}" if query else "")
-        return await self.client.request(method, url, body=raw or None, headers=forwarded_headers(headers, session.id))
+        """A request below a session that is not ours, to its worker; the caller has checked the allow-list.
+
+        What is on that list only looks: when the connection breaks it is sent once more, elsewhere if possible.
+        """
+        sent = forwarded_headers(headers, session.id)
+        rest = path + (f"?{query}" if query else "")
+        worker = self.worker(session)
+        try:
+            return await self.client.request(method, f"{worker}/{rest}", body=raw or None, headers=sent)
+        except EngineUnreachable as error:
+            self.router.failed(worker, error.message)
+            other = self._elsewhere(session, worker)
+            return await self.client.request(method, f"{other}/{rest}", body=raw or None, headers=sent)
 
     # -- sessions ----------------------------------------------------------------------------------------------
 
@@ -159,10 +166,19 @@ class Engines:
             self.router.leave(session.worker)
             session.worker = None
 
+    def _elsewhere(self, session: Session, worker: str) -> str:
+        """Where what broke off at a worker goes: another one, or the same where all others are to be left."""
+        try:
+            return self._move(session, worker)
+        except Overloaded:
+            return worker
+
     def _move(self, session: Session, left: str | None) -> str:
         """Another worker than `left` if there is one; where another turn has moved the session already, that one."""
         if session.worker is None or session.worker == left:
             chosen = self.router.choose(session.id, but=left)
+            if session.closed:  # what it asked for last is still answered, but it keeps to no worker any more
+                return chosen
             self.leave(session)
             session.worker = chosen
             self.router.enter(chosen)

@@ -28,18 +28,22 @@ def cut_texts(raw: bytes, piece: int) -> tuple[bytes, dict[str, str]]:
     """
     texts: dict[str, str] = {}
     parts: list[bytes] = []
-    done = at = 0
+    done = at = low = 0
     step = max(1, piece // 2)
     while at + step <= len(raw):
-        start = None if _has_quote(raw, at, at + step) else _opening(raw, done, at)
-        found = None if start is None else _text(raw, start, piece)
-        if start is None or found is None:
+        start = None
+        if not _has_quote(raw, at, at + step):
+            start, low = _opening(raw, low, at), max(low, at - 1)  # what was looked at is not looked at again
+        if start is None:
             at += step
             continue
+        found = _text(raw, start, piece)
+        if found is None:  # it does not end, so there is none behind it
+            break
         word = secrets.token_hex(16)
         texts[word], end = found
         parts += (raw[done:start], word.encode())
-        done, at = end, end + 1
+        done, low, at = end, end, end + 1
     return b"".join((*parts, raw[done:])) if parts else raw, texts
 
 
