@@ -60,6 +60,17 @@ def test_an_engine_that_dies_is_a_failure(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("answer", ["None", "object()"])
+def test_what_is_no_engine_is_a_fault_of_the_plugin(tmp_path: Path, answer: str) -> None:
+    module(tmp_path, "fakes.wrong", f"def launch_engine(config):\n    return {answer}\n")
+    done = run(tmp_path, "--model", "some/model", "--engine", "fakes.wrong")
+    assert done.returncode == 1
+    kind = "NoneType" if answer == "None" else "object"
+    assert done.stderr == (
+        f"Error: engine fakes.wrong: launch_engine returned {kind}, expected an engine with urls, alive() and close()\n"
+    )
+
+
 def test_checkpoint_and_model_stand_in_for_each_other(tmp_path: Path) -> None:
     assert run(tmp_path, "--hf-checkpoint", "a/b").stderr.startswith("a/b a/b qwen3")
     assert run(tmp_path, "--checkpoint", "a/b", "--model", "c/d").stderr.startswith("c/d a/b qwen3")

@@ -166,6 +166,14 @@ def test_wrong_usage_is_named(served: Served, more: list[str], code: int, text: 
     assert not served.output.exists()
 
 
+def test_what_has_to_change_is_not_to_be_repeated(served: Served) -> None:
+    result = served.run("--generate", "single_turn")
+    assert result.exit_code == 2
+    assert "needs a tokenizer: give --checkpoint" in result.stderr
+    assert "stopped: 0 finished samples are kept\n" in result.stderr
+    assert "the same command" not in result.stderr
+
+
 GENERATOR = """
 from miles_core import GenerateFnOutput
 from miles_core.types import SampleStatus

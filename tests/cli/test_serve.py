@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 from helpers.chat_tokenizer import write_checkpoint
 from helpers.fake_engine import fake_engine
 from helpers.sessions import Talk, user
+from miles_core.cli.serve import loading
 
 MILES_PICK = "miles.rollout.session.v2.picker_hub.drop_retries"
 MILES_POST = "miles.rollout.session.v2.postprocessor_hub.default_postprocess"
@@ -63,6 +65,12 @@ def test_the_start_up_block_the_health_and_a_clean_end(server: subprocess.Popen[
     server.send_signal(signal.SIGTERM)
     _, errors = server.communicate(timeout=20)
     assert "heavy: []" in errors
+
+
+def test_cycles_are_not_looked_for_while_loading() -> None:
+    with loading():
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_several_processes_print_one_block_and_end_together(checkpoint: Path) -> None:

@@ -129,7 +129,9 @@ async def test_a_label_in_the_metadata_stays(served: Served) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), SystemExit("broken"), asyncio.CancelledError("broken")])
-async def test_an_agent_that_raises_keeps_its_turns(served: Served, error: BaseException) -> None:
+async def test_an_agent_that_raises_keeps_its_turns(
+    served: Served, error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     async def run(**given: Any) -> dict[str, Any]:
         await calculator(**given)
         raise error
@@ -138,6 +140,7 @@ async def test_an_agent_that_raises_keeps_its_turns(served: Served, error: BaseE
     sample = await one(ask(args, run))
     assert "broken" in sample.metadata["agent_error"] or "itself" in sample.metadata["agent_error"]
     assert (sample.response_length > 0, sample.reward) == (True, None)
+    assert f"the turns that it took are kept: {sample.metadata['agent_error']}" in caplog.text
     assert fake.deleted == list(fake.sessions)
 
 

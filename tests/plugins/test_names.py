@@ -160,6 +160,20 @@ def test_an_unknown_name_says_what_was_meant(tmp_path: Path, kind: str, selector
     assert caught.value.message == message
 
 
+def test_the_name_of_a_module_says_how_its_function_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "zz_mine.py").write_text("raise RuntimeError('it is only looked for')\n")
+    (tmp_path / "zz_folder").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name, advice in (
+        ("zz_mine", "\n  for the module of that name write zz_mine.run_agent"),
+        ("zz_folder", ""),
+        ("json", ""),
+    ):
+        with pytest.raises(PluginNotFound) as caught:
+            discover(tmp_path).find("agent", name)
+        assert caught.value.message == f"no agent is named {name}\n  installed: none{advice}"
+
+
 def test_only_families_have_revisions(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         discover(tmp_path).find("agent", "p@one")

@@ -198,6 +198,15 @@ def test_a_call_that_one_engine_misses_says_which(operator: Operator, engine: Fa
     assert operator.ask("POST", f"update_weights_from_disk?engine={other.url}", {"model_path": "/new"}).status == 200
 
 
+def test_a_call_that_every_engine_misses_says_so(operator: Operator, other: FakeEngine) -> None:
+    other.stop()
+    answer = operator.ask("POST", f"flush_cache?engine={other.url}", {})
+    other.start()
+    assert answer.status == 502
+    assert answer.error.startswith(f"flush_cache failed on 1 of 1 engines ({other.url}: 'the engine at ")
+    assert answer.error.endswith("); none did it")
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -148,6 +148,22 @@ def test_paths_off_the_list_are_forbidden(talk: Talk, engine: FakeEngine, path: 
     assert talk.state() == before
 
 
+@pytest.mark.parametrize("path", ["v1/chat/completions", "samples"])
+def test_a_listed_path_with_another_method_is_told_which(talk: Talk, path: str) -> None:
+    answer = request(f"{talk.url}/{path}", "GET")
+    assert answer.status == 403
+    assert answer.error.startswith(f"GET /{path} is not open to agents; below a session: POST v1/chat/completions, ")
+    assert f"POST {path}," in answer.error
+
+
+def test_a_client_without_a_session_is_told_where_its_requests_go(url: str) -> None:
+    answer = request(f"{url}/v1/chat/completions", "POST", GOOD)
+    assert answer.status == 404
+    assert answer.error == (
+        "POST /v1/chat/completions: Not Found; turns are taken below the base_url that POST /sessions gives"
+    )
+
+
 def test_an_unknown_session(url: str) -> None:
     for path, method in (("", "GET"), ("", "DELETE"), ("/samples", "POST"), ("/v1/chat/completions", "POST")):
         answer = request(f"{url}/sessions/nothere{path}", method, GOOD if method == "POST" else None)
@@ -169,6 +185,7 @@ def test_records_takes_three_values(talk: Talk, which: str) -> None:
     answer = request(f"{talk.url}?records={which}")
     assert answer.status == 400
     assert "all, last or none" in answer.error
+    assert answer.json["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ def command(
     options: tuple[str, ...],
 ) -> None:
     """Load the plugin, start the engine, wait for a signal or its end."""
+    from miles_core.engine.launch import launch
     from miles_core.plugins import Registry
     from miles_core.plugins.families import resolve
 
@@ -64,7 +65,7 @@ def command(
     )
     plugin = registry.load("engine", name)
     signal.signal(signal.SIGTERM, _interrupt)
-    engine: Engine = plugin.call("launch_engine", config)
+    engine = launch(plugin, config)
     try:
         with _stop_signals() as stop:  # before the URL is out: whoever reads it may send one at once
             for url in engine.urls:

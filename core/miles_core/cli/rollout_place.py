@@ -15,6 +15,7 @@ from urllib.request import ProxyHandler, build_opener
 from miles_core.cli.engine_flags import serving_urls
 from miles_core.cli.rollout_view import say
 from miles_core.engine.base import EngineConfig
+from miles_core.engine.launch import launch
 from miles_core.errors import ConfigError, EngineUnreachable, MilesError
 from miles_core.rollout.engines import Engines
 
@@ -103,7 +104,7 @@ def _launch(plan: Plan, stack: ExitStack) -> tuple[tuple[str, ...], Place]:
         options=plan.engine_flags,
         progress=say,
     )
-    engine = plan.engine.call("launch_engine", config)
+    engine = launch(plan.engine, config)
     stack.callback(engine.close)
     urls = serving_urls(plan.flags.engines[0], engine)
     return urls, Place(f"{plan.engine.describe()} at {', '.join(urls)}", engine.alive, config.log_file)

@@ -23,7 +23,7 @@ from miles_core.cli.rollout_plan import (
     settings_of,
 )
 from miles_core.cli.rollout_view import Progress, print_start, print_summary, say
-from miles_core.errors import EngineUnreachable, MilesError
+from miles_core.errors import ConfigError, EngineUnreachable, MilesError
 from miles_core.rollout import compat
 from miles_core.rollout.job import Job
 from miles_core.rollout.loader import load_generate_function
@@ -94,7 +94,10 @@ def _finish(plan: Plan, runner: RolloutRunner, directory: RunDirectory, stdout: 
     directory.write_summary(summary)
     print_summary(summary, stdout, as_json=plan.flags.as_json)
     if outcome.unfinished:
-        say(f"interrupted: {tally.samples} finished samples are kept; the same command resumes the run")
+        what, again = "interrupted", "; the same command resumes the run"
+        if isinstance(outcome.error, ConfigError):  # it says what to change
+            what, again = "stopped", ""
+        say(f"{what}: {tally.samples} finished samples are kept{again}")
     elif tally.failures:
         what = "1 rollout" if tally.failures == 1 else f"{tally.failures} rollouts"
         say(f"{what} failed, see {output / 'failures.jsonl'}; the same command tries again")

@@ -190,6 +190,7 @@ def _engine_urls(
 ) -> tuple[str, ...]:
     """URLs as given, or those of the engine that is started by name and stopped with the server."""
     from miles_core.engine.base import EngineConfig
+    from miles_core.engine.launch import launch
 
     names = [engine for engine in engines if "://" not in engine]
     for name in names:
@@ -198,8 +199,8 @@ def _engine_urls(
         return engines
     if len(engines) > 1:
         raise ConfigError(f"--engine {' --engine '.join(engines)}: give URLs, or one engine's name")
-    engine = registry.load("engine", names[0]).call(
-        "launch_engine",
+    engine = launch(
+        registry.load("engine", names[0]),
         EngineConfig(
             model=located(model), checkpoint=located(settings.checkpoint), tito_model=settings.tito_model,
             options=options, api_key=settings.engine_api_key, progress=lambda line: click.echo(line, err=True),

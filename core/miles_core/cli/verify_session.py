@@ -172,6 +172,7 @@ def _check_engines(engines: Sequence[str], own_flags: Sequence[str]) -> None:
 
 def _start(registry: Registry, name: str, model: str, settings: ServerSettings, own_flags: Sequence[str]) -> Engine:
     from miles_core.engine.base import EngineConfig
+    from miles_core.engine.launch import launch
 
     config = EngineConfig(
         model=located(model),
@@ -180,8 +181,7 @@ def _start(registry: Registry, name: str, model: str, settings: ServerSettings, 
         options=tuple(own_flags),
         progress=lambda line: click.echo(line, err=True),
     )
-    engine: Engine = registry.load("engine", name).call("launch_engine", config)
-    return engine
+    return launch(registry.load("engine", name), config)
 
 
 # -- the view for machines -----------------------------------------------------------------------------------

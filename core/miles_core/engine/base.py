@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class EngineConfig:
     progress: Callable[[str], None] | None = None
 
 
+@runtime_checkable
 class Engine(Protocol):
     """A running engine: where it is, whether it lives, how to stop it."""
 

@@ -18,6 +18,8 @@ from miles_core.plugins.wording import meant
 
 LONGEST_TEXT = 1000
 """Characters of an exception's text that messages have."""
+COMPAT = "install miles, or let miles-plugins rollout or serve stand in for it with --compat miles"
+"""What helps where the module `miles` is missing."""
 
 
 def import_target(record: PluginRecord) -> tuple[ModuleType, object]:
@@ -47,9 +49,9 @@ def _import_dotted(path: str) -> tuple[ModuleType, object]:
         module = _import(name, None)
         if module is not None:
             return _as_module(module, name), _attribute(module, name, parts[length:])
+    advice = f"is its directory on PYTHONPATH? the current one is {os.getcwd()}"
     raise PluginLoadError(
-        f"cannot be imported: there is no module {parts[0]!r}\n"
-        f"  is its directory on PYTHONPATH? the current one is {os.getcwd()}"
+        f"cannot be imported: there is no module {parts[0]!r}\n  {COMPAT if parts[0] == 'miles' else advice}"
     )
 
 
@@ -75,7 +77,7 @@ def _missing(error: ModuleNotFoundError, record: PluginRecord | None) -> str:
     if record is not None and record.extras:
         return f"install what it needs: pip install '{record.distribution}[{','.join(record.extras)}]'"
     if (error.name or "").partition(".")[0] == "miles":
-        return "install miles, or let miles-plugins rollout or serve stand in for it with --compat miles"
+        return COMPAT
     return f"install what provides {error.name or 'it'}, or tell its author"
 
 

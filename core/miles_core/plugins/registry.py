@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from miles_core.errors import ConfigError, PluginAmbiguous, PluginDisabled, PluginLoadError, PluginNotFound
@@ -129,11 +130,19 @@ class Registry:
             what += f"; did you mean {close}?"
         elif others:
             what += f"; the {others[0].name} of that name is chosen with {others[0].flag}"
-        return f"{what}\n  installed: {', '.join(known) or 'none'}"
+        return f"{what}\n  installed: {', '.join(known) or 'none'}{_of_module(kind, selector.name)}"
 
 
 def _place(record: PluginRecord) -> tuple[int, str, bool, str]:
     return list(KINDS).index(record.kind), record.name, not record.builtin, record.distribution
+
+
+def _of_module(kind: Kind, name: str) -> str:
+    """How the function of a module is named, where there is a module of that name; it is not imported."""
+    spec = None if name in sys.stdlib_module_names else PathFinder.find_spec(name)
+    if kind.main_hook is None or spec is None or not spec.has_location:
+        return ""
+    return f"\n  for the module of that name write {name}.{kind.main_hook}"
 
 
 def _kind(name: str) -> Kind:

@@ -205,11 +205,10 @@ class Admin:
         failed = [row for row in rows if not row["ok"]]
         if not failed:
             return json_reply({"engines": rows})
-        told = "; ".join(f"{row['engine']}: {row.get('status', '')} {short(row['answer'])}" for row in failed)
-        error = (
-            f"{name} failed on {len(failed)} of {len(rows)} engines ({told}); the others did it. "
-            "Repeat it for one with ?engine=URL, or remove that engine"
-        )
+        told = "; ".join(map(_told, failed))
+        others = "the others did it. Repeat it for one with ?engine=URL, or remove that engine"
+        rest = others if len(failed) < len(rows) else "none did it"
+        error = f"{name} failed on {len(failed)} of {len(rows)} engines ({told}); {rest}"
         return json_reply({"error": error, "type": "engine_error", "code": 502, "engines": rows}, 502)
 
     async def _one(self, url: str, name: str, raw: bytes) -> dict[str, Any]:
@@ -291,3 +290,9 @@ def _check_call(name: str, body: Mapping[str, Any], paused: str | None) -> None:
             "held keep their part of the prefix cache, and SGLang ends when it cannot flush it; to recompute it under "
             'the new weights, pause with "mode": "retract"'
         )
+
+
+def _told(row: dict[str, Any]) -> str:
+    """An engine, and its status, if it answered, with what it said."""
+    status = f"{row['status']} " if row["status"] else ""
+    return f"{row['engine']}: {status}{short(row['answer'])}"

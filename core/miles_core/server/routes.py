@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from miles_core.engine.client import EngineReply
-from miles_core.errors import Forbidden, MilesError
+from miles_core.errors import Forbidden, RequestError
 from miles_core.server import metrics
 from miles_core.server.admin import Admin
 from miles_core.server.answers import passed_through
@@ -42,7 +42,8 @@ class Routes:
             return await self.admin.answer(request, self.body_limit)
         if request.path == "/metrics":
             return await self._metrics(request) if request.method in ("GET", "HEAD") else _wrong_method(request)
-        return _no_such(request, 404, "Not Found", "not_found_error")
+        why = "Not Found; turns are taken below the base_url that POST /sessions gives"
+        return _no_such(request, 404, why, "not_found_error")
 
     async def _below(self, request: Request, session_id: str, slash: str, path: str) -> Reply:
         """A request below a session."""
@@ -104,7 +105,7 @@ class Routes:
         which = request.parameter("records")
         which = "all" if which is None else which
         if which not in ("all", "last", "none"):
-            raise MilesError(f"records={which!r}: expected all, last or none", status=400)
+            raise RequestError(f"records={which!r}: expected all, last or none")
         parts = self.service.show(session, which)
         first = await anext(parts)  # a fault shows before the answer begins
         return Reply(parts, kind=JSON, first=first)
@@ -126,7 +127,8 @@ class Routes:
         session = self._session(request, session_id)
         if path not in PASSED_ON:
             raise Forbidden(
-                f"/{path} is not open to agents; below a session: v1/chat/completions, {', '.join(sorted(PASSED_ON))}"
+                f"{request.method} /{path} is not open to agents; below a session: POST v1/chat/completions, "
+                f"POST samples, {', '.join(sorted(PASSED_ON))}"
             )
         raw = await request.body(self.body_limit)
         with WhileConnected(request):

@@ -155,7 +155,7 @@ async def _run_agent(input: GenerateFnInput, session: _Session) -> dict[str, Any
         error: BaseException = asyncio.CancelledError("the agent cancelled itself")
     except (Exception, SystemExit) as raised:
         error = raised
-    log.warning("the agent failed, its turns are kept: %s", _text(error))
+    log.warning("the agent failed, the turns that it took are kept: %s", _text(error))
     return {"agent_error": _text(error)}
 
 

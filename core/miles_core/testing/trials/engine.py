@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from miles_core.engine.base import Engine, EngineConfig
+from miles_core.engine.launch import launch
 from miles_core.errors import MilesError
 from miles_core.plugins import Plugin
 from miles_core.testing.conformance.report import CheckAnswer, Skip
@@ -61,7 +62,7 @@ def play(plugin: Plugin, trial: EngineTrial | None) -> Played:
         return Played(skipped=f"{why}: conforms(…, trial=EngineTrial(config=EngineConfig(…)))")
     played = Played(prompt=trial.input_ids)
     try:
-        engine: Engine = plugin.call("launch_engine", trial.config)
+        engine = launch(plugin, trial.config)
     except MilesError as error:
         played.failed = error.message
         return played
