@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 import unicodedata
+from array import array
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -86,6 +88,16 @@ def test_every_token_of_the_vocabulary(name: str) -> None:
 def test_the_tokenizer_it_is_compared_with_is_that_of_the_file(name: str) -> None:
     text = (Path(checkpoint(name)) / "tokenizer.json").read_bytes()
     assert TokenizerFile(text).tokenizer().to_str() == pair(name)[0].to_str()
+
+
+@pytest.mark.parametrize("length", [0, 1, 63, 64, 500, 40_000])
+def test_an_array_of_ids_is_decoded_as_a_list_is(length: int) -> None:
+    original, fast = pair("qwen3")
+    rng = random.Random(length)
+    known = [rng.choice([151_645, 151_667, rng.randrange(151_669), 220, 11]) for _ in range(length)]
+    assert fast.decode(array("i", known)) == fast.decode(known) == original.decode(known, skip_special_tokens=False)
+    odd = [rng.choice([-1, -(2**31), 2**31 - 1, 151_900, 151_645, 9707]) for _ in range(length)]
+    assert fast.decode(array("i", odd)) == fast.decode(odd)
 
 
 def test_ids_that_do_not_exist_are_skipped() -> None:

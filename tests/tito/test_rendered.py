@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.chat_tokenizer import chat_family, write_checkpoint
 from miles_core.tito import BoundFamily, load_tokenizer
+from miles_core.tito.literals import are_apart
 from miles_core.tito.rendered import RenderedIds
 
 
@@ -79,3 +80,22 @@ def test_a_tokenizer_that_cannot_be_cut_encodes_all() -> None:
     text = "<|im_start|>user\nHello<|im_end|>\n"
     ids = family.tokenizer.encode_array(text)
     assert RenderedIds(family).of(text, ids, [(0, len(ids))]) == ids
+
+
+@pytest.mark.parametrize(
+    ("texts", "apart"),
+    [
+        (["<|a|>", "<|b|>", "<think>", "</think>"], True),
+        (["<|a|>"], True),
+        ([], True),
+        (["<|a|>", "<|a|>b"], False),
+        (["<|a<b>|>", "<b>"], False),
+        (["x<|a", "<|ab"], False),
+        (["aba"], False),
+        (["<a>", "<a><b>"], False),
+        (["]<]start[>[", "]<]end[>["], True),
+        (["[a[", "[b["], False),
+    ],
+)
+def test_tokens_that_can_begin_within_another_are_told(texts: list[str], apart: bool) -> None:
+    assert are_apart(set(texts)) is apart

@@ -66,13 +66,13 @@ def leaf_samples(
     replay: Replay | None = None,
 ) -> list[AssembledSample]:
     """One sample per leaf, picked and finished. Raises SampleError (422) naming the hook that broke its contract."""
-    given: dict[int, tuple[Sample, AssembledSample]] = {}
+    given: dict[int, _Leaf] = {}
     for leaf in session.forest.leaves():
         assembled = assemble_path(session, leaf.path(), family, max_seq_len=max_seq_len, replay=replay)
         if assembled is not None:
             sample = _as_sample(assembled, leaf)
-            given[id(sample)] = (sample, assembled)
-    picked = _pick(pick, [sample for sample, _ in given.values()], session_metadata)
+            given[id(sample)] = _Leaf(sample, _copied(sample), assembled)
+    picked = _pick(pick, list(given.values()), session_metadata)
     finished = _call(postprocess, list(picked), session_metadata)
     if not isinstance(finished, list) or not all(isinstance(sample, Sample) for sample in finished):
         raise SampleError(f"{postprocess.name} returned {_described(finished)}, expected a list of Sample")
@@ -81,6 +81,15 @@ def leaf_samples(
     while given:
         given.popitem()
     return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """The sample of a leaf as hooks finish it, a copy to choose by, and what both were made of."""
+
+    sample: Sample
+    copy: Sample
+    assembled: AssembledSample
 
 
 def _let_go(*lists: list[Sample]) -> None:
@@ -133,16 +142,22 @@ def _call(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) 
 
 def _shown(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """A hook's own copy of a session's metadata, its ids as a list."""
-    plain = {key: value for key, value in metadata.items() if not isinstance(value, np.ndarray)}
-    arrays = {key: value.tolist() for key, value in metadata.items() if isinstance(value, np.ndarray)}
-    return {**copy.deepcopy(plain), **arrays}
+    return {key: value.tolist() if isinstance(value, np.ndarray) else _own(value) for key, value in metadata.items()}
 
 
-def _pick(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) -> list[Sample]:
+def _own(value: Any) -> Any:
+    """A copy of a JSON value, as `copy.deepcopy` makes it in several times the time."""
+    if isinstance(value, dict):
+        return {key: _own(inner) if isinstance(inner, (dict, list)) else inner for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_own(inner) if isinstance(inner, (dict, list)) else inner for inner in value]
+    return value
+
+
+def _pick(hook: SampleHook, leaves: list[_Leaf], metadata: Mapping[str, Any]) -> list[Sample]:
     """The picked samples; the hook sees copies, so that what it changes is found and has no effect."""
-    shown = [_copied(sample) for sample in samples]
-    originals = {id(copied): sample for copied, sample in zip(shown, samples, strict=True)}
-    picked = _call(hook, list(shown), metadata)
+    originals = {id(leaf.copy): leaf.sample for leaf in leaves}
+    picked = _call(hook, [leaf.copy for leaf in leaves], metadata)
     if not isinstance(picked, list):
         raise SampleError(f"{hook.name} returned {type(picked).__name__}, expected a list of the samples it was given")
     strangers = [index for index, sample in enumerate(picked) if id(sample) not in originals]
@@ -150,11 +165,9 @@ def _pick(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) 
         raise SampleError(f"{hook.name} returned samples at {strangers} that it was not given; it may only choose")
     if len({id(sample) for sample in picked}) != len(picked):
         raise SampleError(f"{hook.name} returned a sample twice; it may only choose")
-    if not all(map(_same, shown, samples)):
+    if not all(_same(leaf.copy, leaf.sample) for leaf in leaves):
         raise SampleError(f"{hook.name} changed a sample; it may only choose")
-    chosen = [originals[id(sample)] for sample in picked]
-    _let_go(picked, shown)
-    return chosen
+    return [originals[id(sample)] for sample in picked]
 
 
 def _copied(sample: Sample) -> Sample:
@@ -166,8 +179,12 @@ def _copied(sample: Sample) -> Sample:
             value = value.view()
             value.flags.writeable = False
             setattr(out, each.name, value)
-        else:
-            setattr(out, each.name, list(value) if each.name in TOKEN_FIELDS and value else copy.deepcopy(value))
+        elif each.name in TOKEN_FIELDS and value:
+            setattr(out, each.name, list(value))
+        elif isinstance(value, (dict, list)):
+            setattr(out, each.name, _own(value))
+        elif value is not None and not isinstance(value, (str, int, float)):
+            setattr(out, each.name, copy.deepcopy(value))
     return out
 
 
@@ -182,21 +199,21 @@ def _same(left: Sample, right: Sample) -> bool:
     )
 
 
-def _checked(hook: SampleHook, sample: Sample, given: Mapping[int, tuple[Sample, AssembledSample]]) -> AssembledSample:
+def _checked(hook: SampleHook, sample: Sample, given: Mapping[int, _Leaf]) -> AssembledSample:
     """A finished sample, ready for the wire; `given` has the leaves' own ones by identity."""
     missing = [name for name in TOKEN_FIELDS if getattr(sample, name) is None]
     if missing:
         raise SampleError(f"{hook.name} returned a sample without {' and '.join(missing)}")
+    own = given.get(id(sample))
     try:
         sample.validate()
-        out = _to_wire(sample)
+        out = _to_wire(sample, own)
         out.check()
         wire.check_row(out)
     except (AttributeError, TypeError, ValueError, WireError, InvariantError) as error:
         raise SampleError(f"{hook.name} returned a sample that does not hold together: {error}") from error
-    own = given.get(id(sample))
-    if own is None or _made_up(out, own[1]) is not None:
-        found = [_made_up(out, assembled) for _, assembled in given.values()]
+    if own is None or _made_up(out, own.assembled) is not None:
+        found = [_made_up(out, leaf.assembled) for leaf in given.values()]
         if None not in found:
             at = max(position for position in found if position is not None) if found else 0
             raise SampleError(
@@ -221,9 +238,9 @@ def _made_up(sample: AssembledSample, known: AssembledSample) -> int | None:
     return int(np.setdiff1d(at, inside[same])[0])
 
 
-def _to_wire(sample: Sample) -> AssembledSample:
+def _to_wire(sample: Sample, own: _Leaf | None) -> AssembledSample:
     return AssembledSample(
-        **{name: wire.fitted(name, getattr(sample, name), dtype) for name, dtype in wire.TENSORS.items()},
+        **{name: _tensor(name, sample, own) for name in wire.TENSORS},
         response=sample.response,
         response_length=sample.response_length,
         status=SampleStatus(sample.status).value,
@@ -234,3 +251,11 @@ def _to_wire(sample: Sample) -> AssembledSample:
         reward=sample.reward,
         has_reward=True,
     )
+
+
+def _tensor(name: str, sample: Sample, own: _Leaf | None) -> Any:
+    """A field as an array: the one it was made of, where its list says the same."""
+    value = getattr(sample, name)
+    if own is not None and type(value) is list and value == getattr(own.copy, name):
+        return getattr(own.assembled, name)
+    return wire.fitted(name, value, wire.TENSORS[name])

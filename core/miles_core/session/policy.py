@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from miles_core.errors import HistoryError, TruncatedHistory
+from miles_core.session.sharing import spelled_alike
 from miles_core.session.tree import Forest, Node
 from miles_core.types import Message, Tool
 
@@ -129,7 +130,10 @@ class TreePolicy:
     def same(self, matches: Matcher) -> Matcher:
         """As the matcher says, of messages whose keys are equal."""
         key = self._key
-        return matches if key is None else lambda stored, sent: key(stored) == key(sent) and matches(stored, sent)
+        if key is None:
+            return matches
+        # what is spelled alike has one key, which takes longer to make
+        return lambda stored, sent: (spelled_alike(stored, sent) or key(stored) == key(sent)) and matches(stored, sent)
 
     def position(
         self,

@@ -14,9 +14,10 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
+import numpy as np
 import tokenizers
 
-from miles_core.tito.literals import Literals
+from miles_core.tito.literals import Literals, are_apart
 from miles_core.tito.probe_corpus import probe_texts
 from miles_core.tito.tokenizer_file import BYTES, LETTERS, TokenizerFile, UnsupportedError
 
@@ -54,8 +55,10 @@ class FastEncoder:
         if any(token.lstrip or token.rstrip or token.single_word for token in decoder.values()):
             raise UnsupportedError("an added token takes white space with it")
         raw = [token.content for token in decoder.values() if not token.normalized]
-        self._cuts = (Literals(raw), Literals(set(self.added) - set(raw)))
+        late = set(self.added) - set(raw)
+        self._cuts = (Literals(raw), Literals(late)) if late else (Literals(raw),)
         *early, last = file.patterns()
+        self._alone_found: dict[frozenset[int], Literals | None] = {}
         self._early = [regex.compile(pattern) for pattern in early]
         ranks, pattern = file.ranks(), _total(last)
         self._never: dict[bytes, int] = {}
@@ -68,6 +71,9 @@ class FastEncoder:
             self._core = CoreBPE({word: rank for word, rank in ranks.items() if word not in more}, _NO_TEXT, pattern)
         self._spelled: dict[int, bytes] = {number: word for word, number in self._never.items()}
         self._spelled.update((number, _bytes_of(text)) for text, number in self.added.items())
+        self._is_spelled = np.zeros(max(self._spelled, default=0) + 3, dtype=np.bool_)
+        """By id, whether it is in `_spelled`; the last two places are for ids above all of those and below zero."""
+        self._is_spelled[sorted(self._spelled)] = True
 
     @classmethod
     def of(cls, text: bytes, whole: Callable[[], tokenizers.Tokenizer]) -> FastEncoder:
@@ -144,6 +150,9 @@ class FastEncoder:
         """
         if not text.isascii() and self._normalise and _unknown(text):
             return None
+        alone = self._alone(at)
+        if alone is not None and (text.isascii() or not self._normalise or _is_composed(text)):
+            return self._cut_alone(text, alone)
         found: list[tuple[int | None, str]] = []
         token: int | None = None
         behind: list[str] = []
@@ -158,11 +167,24 @@ class FastEncoder:
         found.append((token, "".join(behind)))
         return found
 
+    def _alone(self, at: frozenset[int]) -> Literals | None:
+        """These added tokens, if they are found wherever they are, whatever the others are."""
+        if at not in self._alone_found:
+            apart = are_apart(self.added.keys() - {""})
+            self._alone_found[at] = Literals([self._spelling[number] for number in at]) if apart else None
+        return self._alone_found[at]
+
+    def _cut_alone(self, text: str, tokens: Literals) -> list[tuple[int | None, str]]:
+        found: list[tuple[int | None, str]] = []
+        token, start = None, 0
+        for cut in tokens.find(text):
+            found.append((token, text[start : cut.start()]))
+            token, start = self.added[cut[0]], cut.end()
+        found.append((token, text[start:]))
+        return found
+
     def _parts(self, text: str, stage: int) -> Iterator[int | str]:
         """Added tokens and the text between them: first those that ignore normalisation, then the others."""
-        if stage == len(self._cuts):
-            yield text
-            return
         at = 0
         for token in self._cuts[stage].find(text):
             if token.start() > at:
@@ -172,10 +194,10 @@ class FastEncoder:
         if at < len(text):
             yield from self._between(text[at:], stage)
 
-    def _between(self, text: str, stage: int) -> Iterator[int | str]:
+    def _between(self, text: str, stage: int) -> Iterable[int | str]:
         if stage == 0 and self._normalise and not text.isascii():
             text = composed(text)
-        return self._parts(text, stage + 1)
+        return self._parts(text, stage + 1) if stage + 1 < len(self._cuts) else (text,)
 
     def _words(self, text: str, step: int, ids: array[int]) -> None:
         """Append the ids of text without added tokens; all steps of cutting but the last are taken here."""
@@ -193,17 +215,28 @@ class FastEncoder:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; unknown ids are skipped."""
+        places = self._places(ids) if isinstance(ids, array) else None
         ids = list(ids)
         spelled = self._spelled
+        if places is None:
+            places = [place for place, number in enumerate(ids) if number in spelled]
         out: list[bytes] = []
         at = 0
-        for place in [*[place for place, number in enumerate(ids) if number in spelled], len(ids)]:
+        for place in (*places, len(ids)):
             for start in range(at, place, WINDOW):
                 out.append(self._run_bytes(ids[start : min(start + WINDOW, place)]))
             if place < len(ids):
                 out.append(spelled[ids[place]])
             at = place + 1
         return b"".join(out).decode("utf-8", "replace")
+
+    def _places(self, ids: array[int]) -> list[int] | None:
+        """Where in int32 ids those are whose text is in `_spelled`; None where looking at each is as fast."""
+        if ids.typecode != "i" or len(ids) < 64:
+            return None
+        table = self._is_spelled
+        found: list[int] = np.flatnonzero(table[np.clip(np.frombuffer(ids, np.int32), -1, len(table) - 2)]).tolist()
+        return found
 
     def _run_bytes(self, ids: list[int]) -> bytes:
         try:
@@ -241,6 +274,11 @@ class FastEncoder:
             return self._spelling[number]
         found = self.token_bytes(number)
         return None if found is None else "".join(LETTERS[byte] for byte in found)
+
+
+def _is_composed(text: str) -> bool:
+    """Whether a text stays as it is when its characters are composed; what is very long is not looked at."""
+    return len(text) <= WINDOW and unicodedata.is_normalized("NFC", text)
 
 
 _CUT_BEFORE = re.compile("[\x00-\x7f\u3041-\u3096\u30a1-\u30fa\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from collections.abc import Set as AbstractSet
 
 WINDOW = 2**16
 """Characters that are searched at once: well under a millisecond, which other threads wait, since `re` keeps the
@@ -41,3 +42,16 @@ class Literals:
                 yield found
                 at = found.end()
             at = max(at, end)
+
+
+def are_apart(texts: AbstractSet[str]) -> bool:
+    """Whether none of them is in another, nor begins where another has not ended."""
+    prefixes = {text[:end] for text in texts for end in range(1, len(text))}
+    firsts, lengths = {text[0] for text in texts}, {len(text) for text in texts}
+    for text in texts:
+        inside = [at for at in range(1, len(text)) if text[at] in firsts]
+        if text in prefixes or any(text[at:] in prefixes for at in inside):
+            return False
+        if any(text[at : at + length] in texts for at in inside for length in lengths):
+            return False
+    return True

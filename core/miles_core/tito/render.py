@@ -222,12 +222,24 @@ def _environment(kind: type[jinja2.Environment]) -> jinja2.Environment:
     return environment
 
 
+class _Environment(jinja2.Environment):
+    """Jinja's, which looks a message's key up before it fails to find an attribute of that name: most are keys."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As Jinja's, in a third of the time for keys of dicts."""
+        if type(obj) is dict and attribute in obj and attribute not in _DICTS_OWN:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+_DICTS_OWN = frozenset(dir(dict))
+"""Names that mean the attribute, not the key."""
+
+
 @lru_cache(maxsize=32)
 def _compiled(text: str, trusted: bool) -> jinja2.Template:
     """The template, compiled once: choosing a revision and looking for a changed template read the same ones."""
-    return _environment(jinja2.Environment if trusted else jinja2.sandbox.ImmutableSandboxedEnvironment).from_string(
-        text
-    )
+    return _environment(_Environment if trusted else jinja2.sandbox.ImmutableSandboxedEnvironment).from_string(text)
 
 
 class ChatTemplate:

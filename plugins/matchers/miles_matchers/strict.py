@@ -43,7 +43,14 @@ def same_keys(stored: Message, replayed: Message, keys: Sequence[str]) -> bool:
 
 def key_of(message: Message, keys: Sequence[str]) -> Hashable:
     """What agrees where `same_keys` does; shared by the built-in matchers."""
-    return tuple([frozen(_value(key, message.get(key))) for key in keys])
+    found: list[Hashable] = []
+    for key in keys:
+        value = message.get(key)
+        if type(value) is str or value is None:  # most are
+            found.append(value or None)
+        else:
+            found.append(frozen(_value(key, value)))
+    return tuple(found)
 
 
 def frozen(value: Any) -> Hashable:
