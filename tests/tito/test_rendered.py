@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,15 +17,47 @@ from miles_core.tito.literals import are_apart
 from miles_core.tito.rendered import RenderedIds
 
 
-@pytest.fixture(scope="module")
-def family(tmp_path_factory: pytest.TempPathFactory) -> BoundFamily:
-    tokenizer = load_tokenizer(write_checkpoint(tmp_path_factory.mktemp("qwen3")), fast=True)
+def respelled(data: Any) -> None:
+    """Tokens that begin within others, or with them."""
+    names = {"<|object_ref_start|>": "|im_end|>\n", "<|object_ref_end|>": "d<|im_"}
+    for token in data["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    vocab = data["model"]["vocab"]
+    vocab.update({names[old]: vocab.pop(old) for old in names if old in vocab})
+
+
+def normalised(data: Any) -> None:
+    """Control tokens that are looked for when characters are composed."""
+    for token in data["added_tokens"]:
+        token["normalized"] = token["content"] in ("<|im_end|>", "<think>")
+
+
+@pytest.fixture(scope="module", params=[None, respelled, normalised], ids=["plain", "overlapping", "normalised"])
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> BoundFamily:
+    folder = write_checkpoint(tmp_path_factory.mktemp("qwen3"))
+    if request.param is not None:
+        data = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        request.param(data)
+        (folder / "tokenizer.json").write_text(json.dumps(data), "utf-8")
+    tokenizer = load_tokenizer(folder, fast=True)
+    assert tokenizer.cut("", frozenset()) is not None, "the faster encoder is used"
     return chat_family().family.bind(tokenizer)
 
 
 PIECE = st.one_of(
     st.sampled_from(
-        ["<|im_start|>", "<|im_end|>", "<think>", "user\n", "Hello HAVING it", " é e\u0301", "\n", "<|im_"]
+        [
+            "<|im_start|>",
+            "<|im_end|>",
+            "<|im_end|>\u0338",
+            "|im_end|>",
+            "<think>",
+            "user\n",
+            "Hello HAVING it",
+            " é e\u0301",
+            "\n",
+            "<|im_",
+        ]
     ),
     st.text(alphabet="aé \n<|\u0301数", max_size=5),
 )
@@ -54,6 +88,17 @@ def test_always_what_encoding_gives(
     for text in (own, own[:at] + other + own[at:], other):
         for _ in range(2):
             assert rendered.of(text, ids, spans) == family.tokenizer.encode_array(text)
+
+
+def test_a_control_token_that_another_hides_is_none(family: BoundFamily) -> None:
+    """As many are spelled as there are ids, and they are others."""
+    encode, end = family.tokenizer.encode_array, family.tokenizer.added_tokens["<|im_end|>"]
+    ids = encode("d") + array("i", [end]) + encode("x")
+    for piece in ("<", "|", "im", "_end", "|>", "y"):
+        ids += encode(piece)
+    text = family.tokenizer.decode(ids)
+    assert text == "d<|im_end|>x<|im_end|>y"
+    assert RenderedIds(family).of(text, ids, []) == encode(text)
 
 
 def test_what_was_tokenized_before_is_not_tokenized_again(family: BoundFamily, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
@@ -58,7 +59,8 @@ class FastEncoder:
         late = set(self.added) - set(raw)
         self._cuts = (Literals(raw), Literals(late)) if late else (Literals(raw),)
         *early, last = file.patterns()
-        self._alone_found: dict[frozenset[int], Literals | None] = {}
+        self._found: dict[frozenset[int], Literals] = {}
+        """What finds the tokens at which text was cut so far; a family cuts at its control tokens alone."""
         self._early = [regex.compile(pattern) for pattern in early]
         ranks, pattern = file.ranks(), _total(last)
         self._never: dict[bytes, int] = {}
@@ -150,9 +152,8 @@ class FastEncoder:
         """
         if not text.isascii() and self._normalise and _unknown(text):
             return None
-        alone = self._alone(at)
-        if alone is not None and (text.isascii() or not self._normalise or _is_composed(text)):
-            return self._cut_alone(text, alone)
+        if (plain := self.split(text, at)) is not None:
+            return plain
         found: list[tuple[int | None, str]] = []
         token: int | None = None
         behind: list[str] = []
@@ -167,14 +168,16 @@ class FastEncoder:
         found.append((token, "".join(behind)))
         return found
 
-    def _alone(self, at: frozenset[int]) -> Literals | None:
-        """These added tokens, if they are found wherever they are, whatever the others are."""
-        if at not in self._alone_found:
-            apart = are_apart(self.added.keys() - {""})
-            self._alone_found[at] = Literals([self._spelling[number] for number in at]) if apart else None
-        return self._alone_found[at]
+    def split(self, text: str, at: frozenset[int]) -> list[tuple[int | None, str]] | None:
+        """The same, every place of the text at which one of these tokens is spelled being such a cut.
 
-    def _cut_alone(self, text: str, tokens: Literals) -> list[tuple[int | None, str]]:
+        None where that is not sure: where added tokens can begin within others, or composing characters changes a text.
+        """
+        if not self._apart or not (text.isascii() or not self._normalise or _is_composed(text)):
+            return None
+        tokens = self._found.get(at)
+        if tokens is None:
+            tokens = self._found[at] = Literals([self._spelling[number] for number in at])
         found: list[tuple[int | None, str]] = []
         token, start = None, 0
         for cut in tokens.find(text):
@@ -182,6 +185,10 @@ class FastEncoder:
             token, start = self.added[cut[0]], cut.end()
         found.append((token, text[start:]))
         return found
+
+    @cached_property
+    def _apart(self) -> bool:
+        return are_apart(self.added.keys() - {""})
 
     def _parts(self, text: str, stage: int) -> Iterator[int | str]:
         """Added tokens and the text between them: first those that ignore normalisation, then the others."""

@@ -61,7 +61,7 @@ class RenderedIds:
     def _texts(self, ids: array[int], segments: Sequence[tuple[array[int], bool]]) -> Sequence[str]:
         """The text of each segment."""
         decode = self._bound.tokenizer.decode
-        together = self._bound.tokenizer.cut(decode(ids), self._ends)  # much faster than one by one
+        together = self._bound.tokenizer.split(decode(ids), self._ends)  # much faster than one by one
         if together is not None and len(together) == len(segments):  # no control token is spelled by other ids
             return [text for _, text in together]
         return [decode(segment) for segment, _ in segments]

@@ -46,6 +46,10 @@ class Encoder(Protocol):
         """The text cut at the added tokens `at`, each with the text behind it; None if it cannot be told."""
         ...
 
+    def split(self, text: str, at: frozenset[int]) -> list[tuple[int | None, str]] | None:
+        """The same, where every place at which one of them is spelled is a cut; None if that is not sure."""
+        ...
+
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; unknown ids are skipped."""
         ...
@@ -81,6 +85,8 @@ class WholeEncoder:
     def cut(self, text: str, at: frozenset[int]) -> list[tuple[int | None, str]] | None:
         """Never told: a tokenizer's added tokens may take what is around them."""
         return None
+
+    split = cut
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, special tokens spelled out."""
@@ -120,6 +126,8 @@ class Tokenizer:
         """The token's spelling in the vocabulary (byte-level alphabets are not decoded), or None."""
         self.cut = self._encoder.cut
         """Text cut at added tokens, into parts tokenized apart from each other; None if that cannot be told."""
+        self.split = self._encoder.split
+        """The same, wherever one of these tokens is spelled; None if it may not be cut there."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; spelled-out control tokens become those tokens. Raises RenderError on lone surrogates."""
