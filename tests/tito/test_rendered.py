@@ -18,10 +18,11 @@ from miles_core.tito.rendered import RenderedIds
 
 
 def respelled(data: Any) -> None:
-    """Tokens that begin within others, or with them."""
+    """Tokens that begin within control tokens, or end there, and are none."""
     names = {"<|object_ref_start|>": "|im_end|>\n", "<|object_ref_end|>": "d<|im_"}
     for token in data["added_tokens"]:
-        token["content"] = names.get(token["content"], token["content"])
+        if token["content"] in names:
+            token.update(content=names[token["content"]], special=False)
     vocab = data["model"]["vocab"]
     vocab.update({names[old]: vocab.pop(old) for old in names if old in vocab})
 
