@@ -32,7 +32,6 @@ MODULES = {
     "half": ("def run_agent(:\n", "SyntaxError: invalid syntax"),
     "misspelt": (AGENT.replace("run_agent", "run_agnt"), "has no hook"),
     "wrong": (AGENT.replace("prompt", "promt"), "has a run_agent with an argument 'promt' that the hook does not give"),
-    "blocks": (AGENT.replace("async ", ""), "has a run_agent that is not async"),
     "newer": (f"MILES_CONTRACT = (2, 4)\n{AGENT}", "supports versions 2 to 4 of the agent contract, and this is versi"),
     "deaf": ("async def run_agent(metadata):\n    pass\n", "takes the session: run_agent does not take base_url and"),
 }
@@ -43,6 +42,7 @@ DISTRIBUTIONS: Mapping[str, Mapping[str, Any]] = {
         f"zz-{name}": {"modules": {f"zz_{name}.py": source}, "entry_points": agents(**{name: f"zz_{name}"})}
         for name, (source, _) in MODULES.items()
     },
+    "zz-blocks": {"modules": {"zz_blocks.py": AGENT.replace("async ", "")}, "entry_points": agents(blocks="zz_blocks")},
     "zz-good": {
         "modules": {"zz_good.py": f"{AGENT}\n{RUN}\nclass Outer:\n    inner = staticmethod(plugin)\n"},
         "entry_points": agents(
@@ -132,11 +132,19 @@ def test_list_fails_for_none_of_them_and_hides_nothing(env: Environment) -> None
         ("zz-twice:twice", "failed"),
         ("zz-attribute:typed", "failed"),
     }
-    fine = {f"zz-{name}:{name}" for name in (*MODULES, "nameless", "thread")}
+    fine = {f"zz-{name}:{name}" for name in (*MODULES, "blocks", "nameless", "thread")}
     fine |= {f"zz-good:{name}" for name in ("first", "second", "nested", "spaced", "extra")}
     fine |= {"zz-extra:lacks", "zz-attribute:attribute", "zz-attribute:absent"}
     assert found == special | {(selector, "found") for selector in fine}
     assert {plugin["state"] for plugin in listed if plugin["builtin"]} == {"found"}
+
+
+def test_an_agent_that_gives_nothing_to_await_is_found_out_by_its_trial(env: Environment) -> None:
+    """What a plain function returns is known when it is called, so that `check` without names does not tell."""
+    result = env.miles("check", "--kind", "agent", "blocks")
+    assert result.returncode == 1
+    assert "zz_blocks.run_agent returned None, which cannot be awaited" in result.stdout
+    assert "write `async def`" in result.stdout
 
 
 @pytest.mark.parametrize("name", MODULES)

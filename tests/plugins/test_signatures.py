@@ -174,7 +174,7 @@ def _cached(base_url: str) -> None: ...
     [
         (_Nothing, "_Nothing", "a _Nothing"),
         (functools.partial(_Nothing), "_Nothing", "a _Nothing"),
-        (_cached, "_cached", "a NoneType"),
+        (_cached, "_cached", "None"),
     ],
     ids=["class", "partial of a class", "cached"],
 )

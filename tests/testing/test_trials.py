@@ -55,7 +55,7 @@ def test_an_agent_that_keeps_its_contract() -> None:
 @pytest.mark.parametrize(
     ("kind", "hook", "check", "returned"),
     [
-        ("agent", "run_agent", "works in its session", "a NoneType"),
+        ("agent", "run_agent", "works in its session", "None"),
         ("generator", "generate", "gives whole samples", "a GenerateFnOutput"),
     ],
 )

@@ -97,8 +97,9 @@ async def awaited(result: Any, function: AnyCallable) -> Any:
         return await result
     where = _defined(function)
     name = getattr(where, "__qualname__", type(where).__qualname__)
+    returned = "None" if result is None else a(type(result).__name__)
     raise PluginLoadError(
-        f"{where.__module__}.{name} returned {a(type(result).__name__)}, which cannot be awaited\n"
+        f"{where.__module__}.{name} returned {returned}, which cannot be awaited\n"
         "  write `async def`, or return the coroutine of what it calls; blocking code goes into asyncio.to_thread"
     )
 
