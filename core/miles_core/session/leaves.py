@@ -72,8 +72,9 @@ def leaf_samples(
         if assembled is not None:
             sample = _as_sample(assembled, leaf)
             given[id(sample)] = _Leaf(sample, _copied(sample), assembled)
-    picked = _pick(pick, list(given.values()), session_metadata)
-    finished = _call(postprocess, list(picked), session_metadata)
+    shown = _with_lists(session_metadata, list(given.values()))
+    picked = _pick(pick, list(given.values()), shown)
+    finished = _call(postprocess, list(picked), shown)
     if not isinstance(finished, list) or not all(isinstance(sample, Sample) for sample in finished):
         raise SampleError(f"{postprocess.name} returned {_described(finished)}, expected a list of Sample")
     out = [_checked(postprocess, sample, given) for sample in finished]
@@ -130,7 +131,7 @@ def _as_sample(assembled: AssembledSample, leaf: Node) -> Sample:
 
 def _call(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) -> Any:
     try:
-        found = hook.call(samples, _shown(metadata))
+        found = hook.call(samples, _own(metadata))
     except PluginError as error:
         raise SampleError(error.message) from error
     except MilesError as error:  # an error of ours that the hook raised is its fault all the same
@@ -140,13 +141,27 @@ def _call(hook: SampleHook, samples: list[Sample], metadata: Mapping[str, Any]) 
     return found
 
 
-def _shown(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A hook's own copy of a session's metadata, its ids as a list."""
-    return {key: value.tolist() if isinstance(value, np.ndarray) else _own(value) for key, value in metadata.items()}
+def _with_lists(metadata: Mapping[str, Any], leaves: list[_Leaf]) -> dict[str, Any]:
+    """A session's metadata with ids as lists; those of a leaf are its sample's numbers, which are made once."""
+    return {
+        key: _Ids(_listed(value, leaves)) if isinstance(value, np.ndarray) else value for key, value in metadata.items()
+    }
+
+
+class _Ids(list[int]):
+    """Ids, of which a copy is a list of the same numbers."""
+
+
+def _listed(ids: np.ndarray[Any, Any], leaves: list[_Leaf]) -> list[int]:
+    same = (leaf.sample.tokens for leaf in leaves if np.array_equal(leaf.assembled.tokens, ids))
+    known = next(same, None)
+    return ids.tolist() if known is None else list(known)
 
 
 def _own(value: Any) -> Any:
     """A copy of a JSON value, as `copy.deepcopy` makes it in several times the time."""
+    if isinstance(value, _Ids):
+        return list(value)
     if isinstance(value, dict):
         return {key: _own(inner) if isinstance(inner, (dict, list)) else inner for key, inner in value.items()}
     if isinstance(value, list):
