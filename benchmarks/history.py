@@ -34,6 +34,7 @@ from miles_core.session.commit import commit_turn
 from miles_core.session.line import LineCache
 from miles_core.session.policy import LinearPolicy, TreePolicy
 from miles_core.session.reply import read_reply
+from miles_core.session.request import key_of_tools
 from miles_core.session.routing import Replay
 from miles_core.session.tree import Node
 from miles_core.session.turn import Session, TurnRules, prepare_turn
@@ -150,7 +151,9 @@ def attaching() -> Iterator[Figure]:
         for _ in range(50):
             asked = json.loads(json.dumps([*history, user("next")]))
             began = time.perf_counter()
-            position = talk.rules.policy.position(forest, asked, forest.known_tools(TOOLS), talk.rules.matches)
+            position = talk.rules.policy.position(
+                forest, asked, forest.known_tools(TOOLS, key_of_tools({"tools": TOOLS})), talk.rules.matches
+            )
             best = min(best, time.perf_counter() - began)
             assert position.base is not None
             assert position.base.num_messages == DEPTH

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
 
+from helpers.outcomes import outcome
 from miles_core.session.long_body import loads_long
 
 
@@ -67,14 +67,6 @@ def test_what_is_refused_as_a_whole_is_refused_in_pieces(seed: int) -> None:
             + raw[at + rng.randrange(2) :]
         )
         assert outcome(loads_long, broken, piece=30) == outcome(orjson.loads, broken)
-
-
-def outcome(read: Callable[..., Any], raw: bytes, **how: int) -> tuple[bool, Any]:
-    """Whether it is JSON, and what it says or why it is not."""
-    try:
-        return True, orjson.dumps(read(raw, **how))
-    except orjson.JSONDecodeError as error:
-        return False, str(error)
 
 
 @pytest.mark.parametrize(

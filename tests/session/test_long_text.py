@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from helpers.outcomes import outcome
 from miles_core.session import long_text
 from miles_core.session.long_body import loads_long
 from miles_core.session.long_text import cut_texts, dumps_list
@@ -78,14 +79,6 @@ def test_what_is_no_json_is_refused_in_the_same_words(seed: int) -> None:
         at = rng.randrange(len(raw))
         spoilt = raw[:at] + rng.choice([b"", b'"', b"\\", b"\xff", b"\n", b"\\ud83d"]) + raw[at + rng.randrange(2) :]
         assert outcome(lambda raw: loads_long(raw, piece=12), spoilt) == outcome(orjson.loads, spoilt)
-
-
-def outcome(read: Callable[[bytes], Any], raw: bytes) -> tuple[bool, Any]:
-    """Whether it is JSON, and what it says or why it is not."""
-    try:
-        return True, orjson.dumps(read(raw))
-    except orjson.JSONDecodeError as error:
-        return False, str(error)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ def load_checked(raw: bytes) -> Checked:
 
 def key_of_tools(body: dict[str, Any]) -> bytes | None:
     """The key of the request's tools. Raises RequestError for what is no list of tools."""
-    normalise_tools(body.get("tools"))
-    return tools_key(body["tools"]) if body.get("tools") else None
+    tools = normalise_tools(body.get("tools"))
+    return None if tools is None else tools_key(tools)
 
 
 def request_messages(body: dict[str, Any]) -> list[Message]:

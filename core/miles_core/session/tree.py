@@ -19,7 +19,6 @@ from miles_core.session.index import PathIndex
 from miles_core.session.line import Line
 from miles_core.session.long_text import LIST_AT_ONCE
 from miles_core.session.tip import Tip
-from miles_core.tito import normalise_tools
 from miles_core.types import Message, Tool
 
 
@@ -141,16 +140,13 @@ class Forest:
         self.nodes.append(node)
         self._children.setdefault(node.parent.id if node.parent else None, []).append(node)
 
-    def known_tools(self, tools: Sequence[Tool] | None, key: bytes | None = None) -> Sequence[Tool] | None:
-        """The stored list that says the same, else `tools` itself: equal tools of a forest are one object.
+    def known_tools(self, tools: Sequence[Tool] | None, key: bytes | None) -> Sequence[Tool] | None:
+        """The stored list of that key, else `tools` itself: equal tools of a forest are one object."""
+        return tools if tools is None or key is None else self._tools.get(key, tools)
 
-        `key` is what `tools_key` gave, where it was asked already.
-        """
-        return self._tools.get(key or tools_key(tools), tools) if self._tools and tools is not None else tools
-
-    def keep_tools(self, tools: Sequence[Tool] | None, key: bytes | None = None) -> Sequence[Tool] | None:
+    def keep_tools(self, tools: Sequence[Tool] | None, key: bytes | None) -> Sequence[Tool] | None:
         """The same, for tools of a generation that is about to be added: they are stored."""
-        return tools if tools is None else self._tools.setdefault(key or tools_key(tools), tools)
+        return tools if tools is None or key is None else self._tools.setdefault(key, tools)
 
     def children(self, node: Node | None) -> Sequence[Node]:
         """The generations that extend `node` (None: the roots), in order of commit."""
@@ -170,10 +166,10 @@ class Forest:
 
 
 def tools_key(tools: Sequence[Tool]) -> bytes:
-    """Equal for tools that are equal as JSON values (true is not 1), whether or not functions are wrapped."""
+    """Equal for tools that are equal as JSON values (true is not 1); `tools` as `normalise_tools` gives them."""
     digest = blake2b(digest_size=32)
     for at in range(0, len(tools), LIST_AT_ONCE):
-        digest.update(orjson.dumps(normalise_tools(tools[at : at + LIST_AT_ONCE]), option=orjson.OPT_SORT_KEYS))
+        digest.update(orjson.dumps(tools[at : at + LIST_AT_ONCE], option=orjson.OPT_SORT_KEYS))
     return digest.digest()
 
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import islice
 
-import numpy as np
 import tokenizers
 
+from miles_core.tito.id_places import IdPlaces
 from miles_core.tito.literals import Literals, are_apart
 from miles_core.tito.probe_corpus import probe_texts
 from miles_core.tito.tokenizer_file import BYTES, LETTERS, TokenizerFile, UnsupportedError
@@ -73,9 +73,7 @@ class FastEncoder:
             self._core = CoreBPE({word: rank for word, rank in ranks.items() if word not in more}, _NO_TEXT, pattern)
         self._spelled: dict[int, bytes] = {number: word for word, number in self._never.items()}
         self._spelled.update((number, _bytes_of(text)) for text, number in self.added.items())
-        self._is_spelled = np.zeros(max(self._spelled, default=0) + 3, dtype=np.bool_)
-        """By id, whether it is in `_spelled`; the last two places are for ids above all of those and below zero."""
-        self._is_spelled[sorted(self._spelled)] = True
+        self._spelled_places = IdPlaces(self._spelled)
 
     @classmethod
     def of(cls, text: bytes, whole: Callable[[], tokenizers.Tokenizer]) -> FastEncoder:
@@ -222,10 +220,11 @@ class FastEncoder:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids; unknown ids are skipped."""
-        places = self._places(ids) if isinstance(ids, array) else None
-        ids = list(ids)
         spelled = self._spelled
-        if places is None:
+        if isinstance(ids, array) and ids.typecode == "i" and len(ids) >= 64:  # for fewer, looking at each is as fast
+            places, ids = self._spelled_places.find(ids), ids.tolist()
+        else:
+            ids = list(ids)
             places = [place for place, number in enumerate(ids) if number in spelled]
         out: list[bytes] = []
         at = 0
@@ -236,14 +235,6 @@ class FastEncoder:
                 out.append(spelled[ids[place]])
             at = place + 1
         return b"".join(out).decode("utf-8", "replace")
-
-    def _places(self, ids: array[int]) -> list[int] | None:
-        """Where in int32 ids those are whose text is in `_spelled`; None where looking at each is as fast."""
-        if ids.typecode != "i" or len(ids) < 64:
-            return None
-        table = self._is_spelled
-        found: list[int] = np.flatnonzero(table[np.clip(np.frombuffer(ids, np.int32), -1, len(table) - 2)]).tolist()
-        return found
 
     def _run_bytes(self, ids: list[int]) -> bytes:
         try:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
+from miles_core.tito.id_places import IdPlaces
 
 if TYPE_CHECKING:
     from miles_core.tito.bound import BoundFamily
@@ -68,7 +68,7 @@ class RenderedIds:
 
     def _segments(self, ids: array[int], encoded: Sequence[Span]) -> Iterator[tuple[array[int], bool]]:
         """The ids between control tokens, and whether they are sure to be the encoding of their text."""
-        cuts = [-1, *self._boundaries(ids), len(ids)]
+        cuts = [-1, *self._boundaries.find(ids), len(ids)]
         spans = iter(encoded)
         start, end = next(spans, (0, 0))
         for left, right in pairwise(cuts):
@@ -76,18 +76,9 @@ class RenderedIds:
                 start, end = span
             yield ids[left + 1 : right], start <= left and right < end
 
-    def _boundaries(self, ids: array[int]) -> list[int]:
-        numbers = np.frombuffer(ids, dtype=np.int32) if ids else np.empty(0, np.int32)
-        found: list[int] = np.flatnonzero(self._is_boundary[np.clip(numbers, -1, len(self._is_boundary) - 2)]).tolist()
-        return found
-
     @cached_property
-    def _is_boundary(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """By id; the last two places are for ids above all boundaries and below zero."""
-        known = sorted(self._ends)
-        table = np.zeros(max(known, default=0) + 3, dtype=np.bool_)
-        table[known] = True
-        return table
+    def _boundaries(self) -> IdPlaces:
+        return IdPlaces(self._ends)
 
     def _checked(self, ids: array[int]) -> bool:
         """Whether ids are the encoding of the text they spell; asked once about the same ones."""
